@@ -17,6 +17,7 @@ from onnxfold.options import (
     Conversion,
     Defer,
     Device,
+    Folding,
     Options,
     Target,
     WrittenForm,
@@ -36,7 +37,7 @@ from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 
-_CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
+_CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 
@@ -48,6 +49,7 @@ def inspect(
     exclude: str | None = None,
     fuse_affine: bool = True,
     defer: Defer | str = Defer.OFF,
+    fold: Folding | str = Folding.AUTO,
     nodes: bool = False,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
@@ -63,6 +65,7 @@ def inspect(
         exclude=exclude,
         fuse_affine=fuse_affine,
         defer=member(Defer, defer, f"defer '{defer}'"),
+        fold=member(Folding, fold, f"fold '{fold}'"),
     )
     with error_context(source):
         known = check_claims(source.model)

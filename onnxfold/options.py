@@ -58,6 +58,13 @@ class Defer(StrEnum):
     ALL = "all"  # wherever it is exact
 
 
+class Folding(StrEnum):
+    """Which of the norms that can fold do."""
+
+    AUTO = "auto"  # those that do not cost more operators than they save
+    ALWAYS = "always"  # wherever it is exact
+
+
 class WrittenForm(StrEnum):
     """How the norms are written that a fold could make RMS norms."""
 
@@ -93,6 +100,7 @@ class Options:
 
     target: Target = Target.ONNX
     device: Device = Device.CPU
+    fold: Folding = Folding.AUTO
     norm_form: WrittenForm = WrittenForm.AUTO
     allow_split: int = DEFAULT_SPLIT_BYTES
     exclude: str | None = None

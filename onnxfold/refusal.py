@@ -153,10 +153,11 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "Report the model: a plan that is right and cannot be proved is a defect.",
     ),
     RefusalCode.NOT_WORTH: Explanation(
-        "The norm could fold, but what must be inserted or stored twice costs more than it saves, "
-        "or the fold would take away a fusion that is as fast.",
-        "Allow larger copies of weights with --allow-split, fold more norms of the same stream, "
-        "or choose another --target where a fusion is named.",
+        "The norm could fold, but what stands in its place, or must be inserted or stored twice, "
+        "costs more than it saves, or the fold would take away a fusion that is as fast.",
+        "Fold it all the same with --fold always, allow larger copies of weights with "
+        "--allow-split, fold more norms of the same stream, or choose another --target where a "
+        "fusion is named.",
     ),
     RefusalCode.OVERRIDABLE_INITIALIZER: Explanation(
         "A weight is listed among the inputs of the graph, so a caller may replace it.",

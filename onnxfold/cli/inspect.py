@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import options, terminal
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer, Folding, Target
 
 
 def inspect(
@@ -15,6 +15,7 @@ def inspect(
     target: options.TargetOption = Target.ONNX,
     allow_split: options.SplitOption = 1 << 20,
     exclude: options.ExcludeOption = None,
+    fold: options.FoldOption = Folding.AUTO,
     no_fuse_affine: options.NoFuseAffineOption = False,
     defer: options.DeferOption = Defer.OFF,
     nodes: Annotated[
@@ -36,6 +37,7 @@ def inspect(
             exclude=exclude,
             fuse_affine=not no_fuse_affine,
             defer=defer,
+            fold=fold,
             nodes=nodes,
         )
     if as_json:

@@ -15,7 +15,7 @@ import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import Defer, Device, Target, WrittenForm, target_named
+from onnxfold.options import Defer, Device, Folding, Target, WrittenForm, target_named
 
 # What is said and where it goes, not what it is.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
@@ -90,6 +90,13 @@ AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
 NoFuseAffineOption = Annotated[
     bool,
     typer.Option("--no-fuse-affine", help="Leave gamma, beta and scales where they are."),
+]
+FoldOption = Annotated[
+    Folding,
+    typer.Option(
+        help="Which of the norms that can fold do: **auto** those that are not slower for it, by "
+        "the prices of what stands in their place; **always** all."
+    ),
 ]
 DeferOption = Annotated[
     Defer,
@@ -179,6 +186,7 @@ class CheckedOptions:
 class FoldOptions(CheckedOptions):
     """What every command that folds a model can be asked as well."""
 
+    fold: FoldOption = Folding.AUTO
     no_fuse_affine: NoFuseAffineOption = False
     defer: DeferOption = Defer.OFF
     range_limit: Annotated[
@@ -204,6 +212,7 @@ class FoldOptions(CheckedOptions):
         """Return them as the options of `onnxfold.optimize`."""
         return {
             **CheckedOptions.keywords(self),
+            "fold": self.fold,
             "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": not self.no_fuse_affine,

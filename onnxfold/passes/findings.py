@@ -30,6 +30,7 @@ class Description:
     ``half_sums`` are the norms of sums in 16 bits, which it joins at ``opt_level`` 0 while they are
     LayerNormalization: it knows no RMSNorm that Casts are a part of.
     ``behind``: norms by what they give once they have taken what stands behind them.
+    ``halves`` are the norms in 16 bits.
     """
 
     opset: int
@@ -39,6 +40,15 @@ class Description:
     attentions: tuple[tuple[str, str], ...] = ()
     half_sums: tuple[str, ...] = ()
     behind: Mapping[str, str] = field(default_factory=dict)
+    halves: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Additions that a session no longer joins with the norms behind them, and what that saves."""
+
+    count: int = 0
+    saved_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,8 @@ class Findings:
     under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
     opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
-    them that stay and become one operator, ``left`` those that could fold and of which runtimes
-    make more as they stand.  ``ranges`` names the weights whose range grows much,
+    them that stay and become one operator, ``left`` those that could fold and are not faster for
+    it.  ``ranges`` names the weights whose range grows much,
     ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
@@ -77,6 +87,13 @@ class Findings:
     deferred_before: tuple[FoundDeferred, ...] = ()
     without_last: frozenset[str] | None = None
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+
+    @property
+    def new_biases(self) -> int:
+        """How many Adds take a beta behind a linear layer that has no bias."""
+        readers = [reader for fusion in self.plan.fusions for reader in fusion.readers]
+        return sum(reader.bias is not None and reader.bias.behind for reader in readers)
 
 
 def norm_of(info: ModelInfo, found: Description, ref: str) -> str:
@@ -118,6 +135,7 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         ),
         tuple(info.ref(site.output) for site in sites if _is_of_half_sum(info, site)),
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
+        frozenset(info.ref(site.output) for site in sites if site.input.dtype in HALVES),
     )
 
 

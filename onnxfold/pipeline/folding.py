@@ -25,7 +25,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import Conversion, Defer, Device, Options, Target
+from onnxfold.options import Conversion, Defer, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -44,15 +44,14 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import Description, Findings, describe, norm_of
+from onnxfold.passes.findings import Description, Findings, Sums, describe, norm_of
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sums import SLOW_SINCE, fused_additions, replace_by_sums
+from onnxfold.passes.lower.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
@@ -150,6 +149,7 @@ class Decided:
     left_out: list[LeftOut] = field(default_factory=list)
     changed: bool = False
     final: ModelInfo | None = None  # of a prepared copy of what is written
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def plan(self) -> Plan:
@@ -164,6 +164,8 @@ class Decided:
             made.gain_ps,
             made.cost_ps,
             made.parts,
+            made.operators,
+            made.added_ps,
             () if affine is None else affine.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
@@ -211,6 +213,7 @@ class Decided:
             self.decisions.get("reinstating", ReinstatingPlan()).found,
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
+            self.sums,
         )
 
     def _described_plan(self, described: Callable[[str], str]) -> Plan:
@@ -326,7 +329,7 @@ def _spelled(
         join_skip_norms(edit.model, original, settings)
         joined = join_rms_norms(edit, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
-        slow = _slow_additions(edit.model, settings) if wanted else ()
+        slow = slow_additions(edit.model, settings) if wanted else ()
     if not (differs or joined or slow or state.changed):
         return original
     if not prove:
@@ -354,20 +357,16 @@ def _spelled(
         finalize.settle_functions(result, original.ir_version)
         finalize.list_initializers(result)
         finalize.put_sigmoids_first(result)
+        if slow:
+            info = ModelInfo(result)
+            apart = sum(joined_into(info, node) for node in slow)
+            state.sums = Sums(apart, saved_apart(info, slow))
         replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
     return result
 
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
     return finalize.finished(model, original, state.plan, settings.target, settings.norm_form)
-
-
-def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
-    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
-    if settings.target is not Target.ORT or settings.device is not Device.CPU:
-        return ()
-    slow = onnxruntime_version() >= SLOW_SINCE
-    return fused_additions(ModelInfo(model)) if slow else ()
 
 
 def _sum(shown: Iterable[ProofOutcome]) -> Proof:

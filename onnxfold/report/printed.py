@@ -72,7 +72,9 @@ def print_norms(console: Console, document: Mapping[str, Any], *, listed: bool =
             console.print(Text(remark))
 
 
-def print_figures(console: Console, document: Mapping[str, Any], *, every: bool) -> None:
+def print_figures(
+    console: Console, document: Mapping[str, Any], *, every: bool, price: str | None = None
+) -> None:
     """Print the table of before and after; what stays the same where ``every`` is true."""
     from rich.text import Text
 
@@ -82,7 +84,7 @@ def print_figures(console: Console, document: Mapping[str, Any], *, every: bool)
             rows.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
     if rows.row_count:
         console.print(rows)
-        for note in figure_notes(document):
+        for note in (*figure_notes(document), *([] if price is None else [price])):
             console.print(Text(note))
     else:
         console.print("the same operators, parameters and costs of norms")
@@ -179,7 +181,8 @@ def print_result(console: Console, report: Mapping[str, Any], *, verbose: bool) 
         sentence = f"the pass '{left['name']}' was left out{where}: {left['reason']}"
         console.print(Text(sentence), style="yellow")
     if "before_after" in report:
-        print_figures(console, report["before_after"], every=verbose)
+        figures, price = report["before_after"], sentences.priced(report)
+        print_figures(console, figures, every=verbose, price=price)
     if "proof" in report:
         proof = report["proof"]
         console.print(

@@ -17,6 +17,7 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.options import Folding
 from onnxfold.passes.affine.absorb import AbsorbingLayer
 from onnxfold.passes.affine.affine_walk import EditPlace, ReachedLayer, follow, root_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
@@ -24,8 +25,8 @@ from onnxfold.passes.affine.reactions import adds_bias, behind_layout
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import plan_of
-from onnxfold.passes.costs import costs_of, elements, elements_beside
+from onnxfold.passes.centring.decide import folds_without_betas
+from onnxfold.passes.costs import Work, costs_of, elements, work, work_beside
 from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.lower.targets import TargetLowering
@@ -40,11 +41,11 @@ from onnxfold.refusal import Refusal, RefusalCode
 class BetaCosts:
     """What a new Add costs, and what a norm saves without its beta at most, in picoseconds.
 
-    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements,
-    where that is more than a cost; otherwise it may save less.
+    ``addition``: for what is added to; ``saving``: of a norm, over all its elements, where that is
+    more than a cost; otherwise it may save less.
     """
 
-    addition: int
+    addition: Callable[[Work], int]
     saving: Callable[[NormSite, int], int]
 
 
@@ -53,17 +54,21 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     costs = costs_of(settings.target)
+    if settings.fold is Folding.ALWAYS:
+        costs = costs.of_elements()
 
     @cache
     def folds() -> frozenset[str]:
-        plan = plan_of(info, replace(settings, unproved={}))  # what is unproved is of gammas here
-        return frozenset(fold.output for fold in plan.folds)
+        # What is unproved is of gammas here.
+        return folds_without_betas(info, replace(settings, unproved={}))
 
     def saving(site: NormSite, cost: int) -> int:
-        shifts = site.kind is NormKind.DYT
-        most = elements(info.shape(site.input)) * (costs.addition if shifts else costs.bias)
+        done = work(info.shape(site.input), site.size)
+        if site.kind is NormKind.DYT:
+            return costs.added(done)
+        most = min(costs.added(done), costs.saved(done)) if costs.adds_beta else 0
         # Whether a norm folds takes a plan of all norms to tell.
-        return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
+        return most if most <= cost or info.ref(site.output) in folds() else 0
 
     def keep(site: NormSite) -> Refusal | None:
         unproved = settings.refuse_unproved(info.ref(site.output))
@@ -82,7 +87,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=keep,
-        weighing=BetaCosts(costs.addition, saving),
+        weighing=BetaCosts(costs.added, saving),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
 
@@ -119,7 +124,7 @@ def decide_affine(
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
     no beta is worth a new Add.
     """
-    weighing = weighing or BetaCosts(0, lambda *_: 0)
+    weighing = weighing or BetaCosts(lambda _: 0, lambda *_: 0)
     candidates: list[FusionCandidate] = []
     refusals: dict[str, Refusal] = {}
     for site in sites:
@@ -202,8 +207,9 @@ def _with_new_biases(
             return _no_bias(node, "has no bias to take beta, and can have none")
         without = without or node
         rows = elements(shape) // max(site.size, 1)
-        added = elements_beside(view.shape(node.outputs[0]), shape, rows * reader.outer.size)
-        cost += weighing.addition * added
+        size = reader.outer.size
+        added = work_beside(view.shape(node.outputs[0]), size, shape, rows * size)
+        cost += weighing.addition(added)
         made.append(replace(reader, bias=place))
     if without is None:
         return made

@@ -280,6 +280,10 @@ class TargetLowering:
         sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
         return _no_form(site, f"norm '{site.name}' {sentence}")
 
+    def stays_in_operators(self, site: NormSite) -> bool:
+        """Whether a norm is several operators of a session as well, each part one of its own."""
+        return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
+
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether there is an operator for what the norm computes, however it is spelled."""
         plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
