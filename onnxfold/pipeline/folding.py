@@ -47,7 +47,7 @@ from onnxfold.passes.deferral.prove import prove as prove_deferral
 from onnxfold.passes.findings import Description, Findings, Sums, describe, norm_of
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
-from onnxfold.passes.lower.apply import join_rms_norms
+from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.prove import prove as prove_lowering
@@ -327,6 +327,7 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
+        spell_split_norms(edit, settings)
         joined = join_rms_norms(edit, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
         slow = slow_additions(edit.model, settings) if wanted else ()
