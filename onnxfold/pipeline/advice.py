@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from onnxfold.options import Device, Options, Target
+from onnxfold.options import Device, Options, Target, WrittenForm
 from onnxfold.passes.lower.installed import MEASURED, installed_device, onnxruntime_version
 
 # The methods `target ort`, and `onnxfold` for kernels, in benchmarks/results/models.csv, and
@@ -32,23 +32,29 @@ _ATTENTIONS = (
     "LayerNormalization alone"
 )
 _HALF_SUMS = "at opt_level 0 it joins no folded norm in 16 bits with the sum in front of it"
+_HALVES = (
+    "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
+    "--target ort keeps one operator"
+)
 _LAST = (
     "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
     "Sum and SimplifiedLayerNormalization"
 )
 
 
-def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
+def advice(options: Options, inspected: Mapping[str, Any]) -> str:
     """Say what another target would gain in ONNX Runtime, and which version was not measured.
 
-    ``excluded``: the fusions of its transformers optimizer that the folds exclude, as reported.
+    ``inspected``: the report of the norms; it has the fusions of its transformers optimizer that
+    the folds exclude, and how many of these are in 16 bits.
     """
     if options.convert_to is not None:
         return ""  # the form was chosen for a reason of its own
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
-        return "; ".join([_OTHERS[installed_device()], *_fuse_first(excluded)])
+        others = [*_fuse_first(inspected["excluded_fusions"]), *_halves(options, inspected)]
+        return "; ".join([_OTHERS[installed_device()], *others])
     oldest, newest = MEASURED[options.device]
     version = onnxruntime_version()
     on = "" if options.device is Device.CPU else " on CUDA"
@@ -57,6 +63,14 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
         known = _named(oldest) if oldest == newest else f"{_named(oldest)} to {_named(newest)}"
         return f"{chosen}, which was not measured, as {known} was; {_LAST}"
     return f"{chosen}; {_LAST}; {_WITH_KERNELS[options.device]}"
+
+
+def _halves(options: Options, inspected: Mapping[str, Any]) -> list[str]:
+    """Say which sessions make no one operator of a norm that is spelled out in 16 bits."""
+    folded = inspected["summary"]["folded_halves"]
+    if not folded or options.norm_form is WrittenForm.OP:
+        return []
+    return [_HALVES.format(f"the {folded} folded norms" if folded > 1 else "the folded norm")]
 
 
 def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> list[str]:

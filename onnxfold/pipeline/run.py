@@ -255,7 +255,7 @@ def _published(
         )
         verification, both = written.verification, written.before_after
         returned, report["output"] = written.path, written.document
-        report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
+        report["output"]["advice"] = advice(options, report["inspect"])
     if verification is not None:
         report["verification"] = verification.to_json()
     if both is not None:

@@ -93,7 +93,7 @@ def test_what_other_targets_gain_is_what_the_rows_say(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxfold.pipeline.advice.installed_device", lambda: device)
-    said = advice(Options(), ())
+    said = advice(Options(), {"excluded_fusions": (), "summary": {"folded_halves": 0}})
     if device is Device.CPU:
         wanted = {"onnxruntime": r"1\.32\.", "subject": "(bert-base|minilm)(-int8)?$"}
         ort, kernels = (span("models.csv", name, **wanted) for name in ("target ort", "onnxfold"))
