@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold.pipeline import folding
+from onnxfold.passes.lower import sums
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -181,7 +181,7 @@ def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(
     assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == 0
     assert not onnxfold.optimize(out, again, target="ort", check=None).changed
     for version, device, skips in (((1, 32), "cuda", 4), ((1, 30), "cpu", 0), ((1, 29), "cpu", 4)):
-        monkeypatch.setattr(folding, "onnxruntime_version", lambda found=version: found)
+        monkeypatch.setattr(sums, "onnxruntime_version", lambda found=version: found)
         onnxfold.optimize(path, out, target="ort", device=device, check=None, force=True)
         assert session_nodes(out, tmp_path)["SkipLayerNormalization"] == skips
 

@@ -124,7 +124,7 @@ def test_long_names_lose_their_middle_on_a_narrow_terminal_alone() -> None:
         "reason": None, "deferral": None, "writers": [name, name, name], "affine": [],
         "affine_reason": None, "moves_by_rounding": False,
     }  # fmt: skip
-    summary = {"layer_norms": 1, "foldable": 1, "inserted_centerings": 0, "split_bytes": 0}
+    summary = {"layer_norms": 1, "folded": 1, "inserted_centerings": 0, "split_bytes": 0}
     document = {"norms": [norm], "summary": summary}
     for width, full, whole in ((80, False, False), (80, True, True), (10_000, False, True)):
         console = Console(file=io.StringIO(), width=width)
