@@ -18,6 +18,7 @@ from onnxfold.options import (
     Conversion,
     Defer,
     Device,
+    Folding,
     FuseAffine,
     Options,
     Target,
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from onnxfold.tuning.result import TuneResult
     from onnxfold.tuning.search import Listener
 
-_CHOICES = {"device": Device, "defer": Defer, "norm_form": WrittenForm}
+_CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
 
-def inspect(
+def inspect(  # noqa: PLR0913  # each is an option of the command line
     model: Any,
     *,
     target: Target | str = Target.ONNX,
@@ -57,6 +58,7 @@ def inspect(
     fuse_affine: FuseAffine | str | bool = FuseAffine.AUTO,
     defer: Defer | str = Defer.OFF,
     defer_means: bool = False,
+    fold: Folding | str = Folding.AUTO,
     nodes: bool = False,
 ) -> dict[str, Any]:
     """Return what every norm of a model is, whether it folds, and otherwise why not.
@@ -73,6 +75,7 @@ def inspect(
         fuse_affine=fuse_affine_named(fuse_affine),
         defer=member(Defer, defer, f"defer '{defer}'"),
         defer_means=defer_means,
+        fold=member(Folding, fold, f"fold '{fold}'"),
     )
     with error_context(source):
         known = check_claims(source.model)

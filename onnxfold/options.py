@@ -73,6 +73,13 @@ def fuse_affine_named(name: FuseAffine | str | bool) -> FuseAffine:
     return member(FuseAffine, name, f"fuse_affine '{name}'")
 
 
+class Folding(StrEnum):
+    """Which of the norms that can fold do."""
+
+    AUTO = "auto"  # those that do not cost more operators than they save
+    ALWAYS = "always"  # wherever it is exact
+
+
 class WrittenForm(StrEnum):
     """How the norms are written that a fold could make RMS norms."""
 
@@ -109,6 +116,7 @@ class Options:
 
     target: Target = Target.ONNX
     device: Device = Device.CPU
+    fold: Folding = Folding.AUTO
     norm_form: WrittenForm = WrittenForm.AUTO
     allow_split: int = DEFAULT_SPLIT_BYTES
     exclude: str | None = None

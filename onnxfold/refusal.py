@@ -97,8 +97,8 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "other tools would take it apart, and a session would run it in pieces; as "
         "LayerNormalization it stays one operator behind all of them ([in a "
         "pipeline](pipeline.md)).",
-        "`--target ort` or `--norm-form op` fold it into one operator, `--norm-form decomposed` "
-        "where the tool that the sentence names does not follow.",
+        "`--target ort` or `--norm-form op` fold it into one operator, `--norm-form decomposed` or "
+        "`--fold always` where the tool that the sentence names does not follow.",
     ),
     RefusalCode.CONCAT_ALONG_FIBER: Explanation(
         "Tensors are joined along the normalised axis, so one mean runs over several of them and "
@@ -164,10 +164,11 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "Report the model: a plan that is right and cannot be proved is a defect.",
     ),
     RefusalCode.NOT_WORTH: Explanation(
-        "The norm could fold, but what must be inserted or stored twice costs more than it saves, "
-        "or the fold would take away a fusion that is as fast.",
-        "Allow larger copies of weights with --allow-split, fold more norms of the same stream, "
-        "or choose another --target where a fusion is named.",
+        "The norm could fold, but what stands in its place, or must be inserted or stored twice, "
+        "costs more than it saves, or the fold would take away a fusion that is as fast.",
+        "Fold it all the same with --fold always, allow larger copies of weights with "
+        "--allow-split, fold more norms of the same stream, or choose another --target where a "
+        "fusion is named.",
     ),
     RefusalCode.OUTLYING_GAMMA: Explanation(
         "Few elements of gamma are far larger than the others. In the next weights they would "

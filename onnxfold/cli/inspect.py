@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import options, terminal
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer, Folding, Target
 
 
 def inspect(
@@ -15,6 +15,7 @@ def inspect(
     target: options.TargetOption = Target.ONNX,
     allow_split: options.SplitOption = 1 << 20,
     exclude: options.ExcludeOption = None,
+    fold: options.FoldOption = Folding.AUTO,
     fuse_affine: options.FuseAffineOption = None,
     no_fuse_affine: options.NoFuseAffineOption = False,
     defer: options.DeferOption = Defer.OFF,
@@ -39,6 +40,7 @@ def inspect(
             fuse_affine=options.chosen_fuse_affine(fuse_affine, no_fuse_affine),
             defer=defer,
             defer_means=defer_means,
+            fold=fold,
             nodes=nodes,
         )
     if as_json:

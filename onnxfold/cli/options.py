@@ -15,7 +15,15 @@ import typer
 
 from onnxfold.cli.terminal import chosen_verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import Defer, Device, FuseAffine, Target, WrittenForm, target_named
+from onnxfold.options import (
+    Defer,
+    Device,
+    Folding,
+    FuseAffine,
+    Target,
+    WrittenForm,
+    target_named,
+)
 
 # What is said and where it goes, not what it is.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
@@ -106,6 +114,13 @@ FuseAffineOption = Annotated[
 ]
 NoFuseAffineOption = Annotated[
     bool, typer.Option("--no-fuse-affine", help="The same as --fuse-affine never.")
+]
+FoldOption = Annotated[
+    Folding,
+    typer.Option(
+        help="Which of the norms that can fold do: **auto** those that are not slower for it, by "
+        "the prices of what stands in their place; **always** all."
+    ),
 ]
 DeferOption = Annotated[
     Defer,
@@ -215,6 +230,7 @@ class CheckedOptions:
 class FoldOptions(CheckedOptions):
     """What every command that folds a model can be asked as well."""
 
+    fold: FoldOption = Folding.AUTO
     fuse_affine: FuseAffineOption = None
     no_fuse_affine: NoFuseAffineOption = False
     defer: DeferOption = Defer.OFF
@@ -242,6 +258,7 @@ class FoldOptions(CheckedOptions):
         """Return them as the options of `onnxfold.optimize`."""
         return {
             **CheckedOptions.keywords(self),
+            "fold": self.fold,
             "norm_form": self.norm_form,
             "fuse_residual": not self.no_fuse_residual,
             "fuse_affine": chosen_fuse_affine(self.fuse_affine, self.no_fuse_affine),

@@ -35,6 +35,7 @@ class Description:
     ``behind``: norms by what they give once they have taken what stands behind them.
     ``merged``: norms by what several compute together, which is all of them once they have given
     their gammas and betas away.
+    ``halves`` are the norms in 16 bits.
     """
 
     opset: int
@@ -45,6 +46,15 @@ class Description:
     half_sums: tuple[str, ...] = ()
     behind: Mapping[str, str] = field(default_factory=dict)
     merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    halves: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Additions that a session no longer joins with the norms behind them, and what that saves."""
+
+    count: int = 0
+    saved_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,8 @@ class Findings:
     under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
     opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
-    them that stay and become one operator, ``left`` those that could fold and of which runtimes
-    make more as they stand.  ``ranges`` names the weights whose range grows much,
+    them that stay and become one operator, ``left`` those that could fold and are better left as
+    they are.  ``ranges`` names the weights whose range grows much,
     ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
     ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
     ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
@@ -85,6 +95,7 @@ class Findings:
     without_last: frozenset[str] | None = None
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def feels_rows(self) -> bool:
@@ -95,6 +106,12 @@ class Findings:
         reinstated = any(norm.reinstated for norm in self.deferred_before)
         converted = self.compressed or self.decompressed or self.restored
         return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
+
+    @property
+    def new_biases(self) -> int:
+        """How many Adds take a beta behind a linear layer that has no bias."""
+        readers = [reader for fusion in self.plan.fusions for reader in fusion.readers]
+        return sum(reader.bias is not None and reader.bias.behind for reader in readers)
 
 
 class DescribedNorms:
@@ -145,6 +162,7 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         tuple(info.ref(site.output) for site in sites if _is_of_half_sum(info, site)),
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
         _merged(info, sites),
+        frozenset(info.ref(site.output) for site in sites if site.input.dtype in HALVES),
     )
 
 

@@ -24,7 +24,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import Conversion, Defer, Device, FuseAffine, Options, Target
+from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.plan import AffinePlan
@@ -46,16 +46,15 @@ from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
-from onnxfold.passes.findings import DescribedNorms, Description, Findings, describe
+from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
-from onnxfold.passes.lower.apply import join_rms_norms
+from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.node_notes import name_sources
 from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sums import SLOW_SINCE, fused_additions, replace_by_sums
+from onnxfold.passes.lower.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
@@ -155,6 +154,7 @@ class Decided:
     left_out: list[LeftOut] = field(default_factory=list)
     changed: bool = False
     final: ModelInfo | None = None  # of a prepared copy of what is written
+    sums: Sums = field(default_factory=Sums)
 
     @property
     def plan(self) -> Plan:
@@ -169,6 +169,8 @@ class Decided:
             made.gain_ps,
             made.cost_ps,
             made.parts,
+            made.operators,
+            made.added_ps,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
@@ -300,6 +302,7 @@ def fold(
     result = _spelled(state, original, settings, timer, prove=prove)
     if state.final is not None:
         name_sizes(state.final, names)
+    findings = replace(findings, sums=state.sums)
     proof = _sum(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, findings, proof, tuple(state.left_out), state.final)
 
@@ -344,9 +347,10 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
+        spell_split_norms(edit, settings)
         joined = join_rms_norms(edit, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
-        slow = _slow_additions(edit.model, settings) if wanted else ()
+        slow = slow_additions(edit.model, settings) if wanted else ()
     if not (differs or joined or slow or state.changed):
         return original
     if not prove:
@@ -374,6 +378,10 @@ def _spelled(
         finalize.settle_functions(result, original.ir_version)
         finalize.list_initializers(result)
         finalize.put_sigmoids_first(result)
+        if slow:
+            info = ModelInfo(result)
+            apart = sum(joined_into(info, node) for node in slow)
+            state.sums = Sums(apart, saved_apart(info, slow))
         replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
         name_sources(result, original)
     return result
@@ -381,14 +389,6 @@ def _spelled(
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
     return finalize.finished(model, original, state.plan, settings.target, settings.norm_form)
-
-
-def _slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
-    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
-    if settings.target is not Target.ORT or settings.device is not Device.CPU:
-        return ()
-    slow = onnxruntime_version() >= SLOW_SINCE
-    return fused_additions(ModelInfo(model)) if slow else ()
 
 
 def _sum(shown: Iterable[ProofOutcome]) -> Proof:

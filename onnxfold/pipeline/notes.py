@@ -7,6 +7,10 @@ from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.refusal import RefusalCode
 
 _SPELLED = (WrittenForm.AUTO, WrittenForm.DECOMPOSED)
+_HALVES = (
+    "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
+    "--target ort keeps one operator"
+)
 _TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean does
 
 
@@ -28,6 +32,11 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
             said.append(
                 "onnx2torch takes ReduceMean up to opset 17 alone: give it --norm-form layer"
             )
+    halves = inspection["summary"]["folded_halves"]
+    if halves and options.norm_form in _SPELLED:
+        said.append(
+            _HALVES.format(f"the {halves} folded norms" if halves > 1 else "the folded norm")
+        )
     left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
     if left:
         stay = "1 norm that could fold stays" if left == 1 else f"{left} norms that could fold stay"

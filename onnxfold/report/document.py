@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind
+from onnxfold.passes.costs import OPERATOR_PS
 from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
@@ -49,11 +50,14 @@ def inspection(
             "untrue": [claim.to_json() for claim in claims if claim.contradicted],
         },
         "unsplit": [refusal.to_json() for refusal in unsplit],
+        "prices": _prices(findings),
         "summary": {
             "norms": len(norms),
             "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds) + len(findings.left),
+            "folded": len(plan.folds),
+            "folded_halves": sum(fold.output in found.halves for fold in plan.folds),
             "left_foldable": len(findings.left),
             "folds_of_others": _folds_of_others(findings),
             "compressed": None if findings.compressed is None else len(findings.compressed),
@@ -73,6 +77,21 @@ def inspection(
             "multiplications_saved": sum(norm.multiplications_saved for norm in plan.deferred),
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
+    }
+
+
+def _prices(findings: Findings) -> dict[str, Any]:
+    """Return how many operators more a session executes at most, and what is paid and got for it.
+
+    Microseconds of one thread, for 1 in the place of each size that is free; what is free in size
+    takes ``operator_us`` for each operator besides.
+    """
+    plan, sums = findings.plan, findings.sums
+    return {
+        "operators": plan.operators + findings.new_biases + sums.count,
+        "saved_us": (plan.gain_ps + plan.added_ps + sums.saved_ps) / 1e6,
+        "spent_us": (plan.cost_ps + plan.added_ps) / 1e6,
+        "operator_us": OPERATOR_PS / 1e6,
     }
 
 

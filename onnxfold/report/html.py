@@ -12,7 +12,7 @@ from onnxfold.refusal import EXPLANATIONS, RefusalCode
 from onnxfold.report.before_after import KIND_NAMES, FigureRow, figure_notes, figure_rows
 from onnxfold.report.drawing import drawing, fate_of
 from onnxfold.report.plain import plain
-from onnxfold.report.sentences import folds
+from onnxfold.report.sentences import folds, priced
 
 _BECOMES = {
     "rms": "RMSNorm",
@@ -37,7 +37,7 @@ def page(report: Mapping[str, Any]) -> str:
     norms: Sequence[Mapping[str, Any]] = inspect["norms"]
     sections = (
         _facts(report),
-        _figures(report.get("before_after")),
+        _figures(report.get("before_after"), priced(report)),
         drawing(norms),
         _norm_table(norms, report.get("measurement")),
         _reasons(norms),
@@ -63,8 +63,8 @@ def _title(report: Mapping[str, Any]) -> str:
 
 def _verdict(report: Mapping[str, Any]) -> str:
     summary = report["inspect"]["summary"]
-    folded = summary["foldable"] - summary["left_foldable"]
-    text = f"<strong>{folded} of {summary['layer_norms']}</strong> LayerNorms become RMSNorm"
+    folded = f"{summary['folded']} of {summary['layer_norms']}"
+    text = f"<strong>{folded}</strong> LayerNorms become RMSNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
         text += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
@@ -78,6 +78,7 @@ def _facts(report: Mapping[str, Any]) -> str:
         ("nodes", f"{model['nodes']:,}"),
         ("opset", str(model["opset"])),
         ("norms", f"{summary['norms']:,}"),
+        ("foldable, folded", f"{summary['foldable']}, {summary['folded']}"),
         ("gammas, betas moved", f"{summary['gamma_fused']}, {summary['beta_fused']}"),
         ("weights stored twice", f"{summary['split_bytes']:,} bytes"),
     ]
@@ -103,12 +104,13 @@ def _facts(report: Mapping[str, Any]) -> str:
     return f'<dl class="facts">{rows}</dl>'
 
 
-def _figures(document: Mapping[str, Any] | None) -> str:
+def _figures(document: Mapping[str, Any] | None, price: str | None) -> str:
     """The table of before and after: what changes first, the rest on demand."""
     if document is None:
         return ""
     rows = figure_rows(document, every=True)
-    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in figure_notes(document))
+    said = [*figure_notes(document), *([] if price is None else [price])]
+    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in said)
     same = [row for row in rows if row.before == row.after]
     more = (
         f"<details><summary>{len(same)} that stay the same</summary>{_figure_table(same)}</details>"

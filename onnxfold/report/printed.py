@@ -90,7 +90,9 @@ def print_norms(
             console.print(Text(remark))
 
 
-def print_figures(console: Console, document: Mapping[str, Any], *, every: bool) -> None:
+def print_figures(
+    console: Console, document: Mapping[str, Any], *, every: bool, price: str | None = None
+) -> None:
     """Print the table of before and after; what stays the same where ``every`` is true."""
     from rich.text import Text
 
@@ -100,7 +102,7 @@ def print_figures(console: Console, document: Mapping[str, Any], *, every: bool)
             rows.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
     if rows.row_count:
         console.print(rows)
-        for note in figure_notes(document):
+        for note in (*figure_notes(document), *([] if price is None else [price])):
             console.print(Text(note))
     else:
         console.print("the same operators, parameters and costs of norms")
@@ -217,9 +219,9 @@ def print_result(
     _print_evidence(console, report)
     counted = report.get("before_after")
     if counted is not None and verbose:
-        print_figures(console, counted, every=True)
+        print_figures(console, counted, every=True, price=sentences.priced(report))
     elif counted is not None:
-        _print_gains(console, counted)
+        _print_gains(console, counted, sentences.priced(report))
     if "output" in report:
         _print_output(console, report, source)
     if counted is not None and not verbose:
@@ -249,11 +251,11 @@ def _print_evidence(console: Console, report: Mapping[str, Any]) -> None:
         console.print("neither proved nor run (--no-check)")
 
 
-def _print_gains(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what the norms and a session do less, and why there is no session."""
+def _print_gains(console: Console, document: Mapping[str, Any], price: str | None) -> None:
+    """Print what the norms and a session do less, what more of it costs, and why there is none."""
     from rich.text import Text
 
-    for line in (sentences.sessions(document), sentences.work(document)):
+    for line in (sentences.sessions(document), price, sentences.work(document)):
         if line is not None:
             console.print(Text(line))
     for note in refusal_notes(document):

@@ -11,11 +11,11 @@ def totals(summary: Mapping[str, Any]) -> str:
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
     left = summary.get("left_foldable", 0)
     others = summary.get("folds_of_others", 0)
-    line = f"{summary['foldable'] - left - others} of {layer_norms} {verb} to RMSNorm"
+    line = f"{summary['folded'] - others} of {layer_norms} {verb} to RMSNorm"
     if others:
         line += f", and {counted(others, 'other norm')}"
     if left:
-        line += f", {left} could and {'is' if left == 1 else 'are'} left to the runtime"
+        line += f", {left} more could and {'stays as it is' if left == 1 else 'stay as they are'}"
     if summary.get("restored") is not None:
         rms_norms = counted(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
@@ -55,6 +55,24 @@ def _of_channels(summary: Mapping[str, Any]) -> str:
     if summary.get("decompressed"):
         said += f", {counted(summary['decompressed'], 'CRMSNorm')} back to all channels"
     return said
+
+
+def priced(report: Mapping[str, Any]) -> str | None:
+    """Return the line on a session that executes more operators, and why; None for no such one."""
+    sides = [report.get("before_after", {}).get(side, {}) for side in ("before", "after")]
+    before, after = (side.get("session_operators") for side in sides)
+    more = 0 if None in (before, after) else sum(after.values()) - sum(before.values())
+    if more <= 0:
+        return None
+    prices = report["inspect"]["prices"]
+    free = ""
+    if report["before_after"]["free_dimensions"]:
+        each = f"{prices['operator_us']:g} µs of each operator"
+        free = f", for 1 in the place of each size that is free and beside {each}"
+    return (
+        f"a session executes {counted(more, 'operator')} more: by the plan's prices, of one "
+        f"thread, these take {prices['spent_us']:.3g} µs and save {prices['saved_us']:.3g} µs{free}"
+    )
 
 
 def roundings(summary: Mapping[str, Any]) -> str | None:

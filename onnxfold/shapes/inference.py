@@ -117,7 +117,8 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
     Outputs keep their types and sizes too, and what a node computes that onnx knows nothing of, as
     those of ONNX Runtime in the default domain: tools that quantise ask for types.  None gets a
     symbol that onnx made up: it might make up the same one for another size when it reads the
-    result.
+    result.  Inside, what ``like`` does not declare has no symbols: where the size of an input
+    is fixed later, tract compares them with it.
     """
     declared = {
         v.name: declared_shape(v)
@@ -136,7 +137,9 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
             unknown = not node.domain and not onnx.defs.has(node.op_type)
             for value in node.outputs:
                 if value in kept or unknown or value.name in declared:
-                    value.shape = _kept_shape(value, declared.get(value.name), symbols)
+                    inside = value not in kept and value.name not in declared
+                    known = set() if inside else symbols
+                    value.shape = _kept_shape(value, declared.get(value.name), known)
                 else:
                     value.type = value.shape = None
                 if assumed and declared.get(value.name) is None:

@@ -15,7 +15,7 @@ from torch import nn
 from onnxfold.graph import Fiber
 from onnxfold.model_io import one_line
 from onnxfold.norms import NormSite, find_norms
-from onnxfold.passes.centring.decide import Demand, cheapest_plan
+from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.costs import Costs
@@ -27,7 +27,7 @@ from onnxfold.torch.norm_calls import NormCalls
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _GAIN_PS = 1000
 # No centring is inserted: in a model that is trained, what is centred is a weight.
-_COSTS = Costs(layer_norm=0, rms_norm=0, bias=0, centring=1 << 40)
+_COSTS = Costs(layer_norm=0, rms_norm=0, centring=1 << 40)
 _ALWAYS_SPLIT = 1 << 62
 _INSERTED = "; an inserted centring would cost more than it saves"
 _IN_FORWARD = (

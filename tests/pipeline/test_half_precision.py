@@ -208,3 +208,22 @@ def test_a_norm_in_float16_is_spelled_as_onnxruntime_fuses_it_on_cuda(opset: int
     assert readers[narrowed.output[0]].op_type == "Mul"
     types = [node.op_type for node in written.graph.node]
     assert (types.count("Cast"), types.count("CastLike")) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "told"),
+    [
+        (np.float16, {}, True),
+        (np.float16, {"target": "ort"}, False),
+        (np.float16, {"norm_form": "layer"}, False),
+        (np.float16, {"norm_form": "op"}, False),
+        (np.float32, {}, False),
+    ],
+)
+def test_pieces_of_a_norm_in_half_are_told_where_the_file_is_written(
+    dtype: type, options: dict[str, str], told: bool, tmp_path: Path
+) -> None:
+    """Sessions on CPUs before ONNX Runtime 1.23 make no one operator of them."""
+    result = onnxfold.optimize(model(dtype), tmp_path / "out.onnx", check=0, **options)
+    notes = " ".join(result.report["output"]["notes"])
+    assert ("run the folded norm in pieces before ONNX Runtime 1.23" in notes) is told

@@ -169,7 +169,41 @@ def _one_group() -> ir.Model:
     return graph(body, "float[B,6] x", "float[B,5] y", made, opset=18)
 
 
+def _two_axes() -> ir.Model:
+    """A norm over two axes, spelled out, with a gamma and a beta for the last of them."""
+    spelled = _SPELLED.replace("[-1]", "[-2,-1]")
+    body = f"h = Tanh(x) {spelled} g = Mul(q, gamma) n = Add(g, beta) t = Tanh(n) y = MatMul(t, V)"
+    made = _float32(gamma=(6,), beta=(4, 1), V=(6, 5)) | {"eps": np.array(1e-5, np.float32)}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
 _NORM = "n = LayerNormalization<axis=-1>(h, {}) "
+# What a norm gives, where a scale or a shift may stand, and the way back.
+_LAYOUTS = {
+    "rows": ("Reshape(n, flat)", "k", "Reshape(z, rows)"),
+    "heads": ("Reshape(n, heads)", "k23", "Reshape(z, whole)"),
+    "turned": ("Transpose<perm=[0,2,1]>(n)", "l", "Transpose<perm=[0,2,1]>(z)"),
+    "a sum with zeros": ("Add(n, zeros)", "k", "Identity(z)"),
+}
+_BEHIND_LAYOUTS = ("Neg(w)", "Mul(w, l)", "Div(w, l)", "Mul(w, {k})", "Add(w, l)", "Add(w, {k})")
+
+
+def _behind_layout(first: str, last: str, layout: str, behind: str) -> ir.Model:
+    """What stands behind a layout of a norm spelled out, which lacks a gamma and maybe a beta."""
+    before, k, back = _LAYOUTS[layout]
+    body = (
+        f"h = {first} {_SPELLED} n = {last} w = {before} z = {behind.format(k=k)} u = {back} "
+        "t = Tanh(u) y = MatMul(t, V)"
+    )
+    made = _float32(W=(6, 6), beta=(6,), V=(6, 5), k=(6,), k23=(2, 3))
+    made |= {"eps": np.array(1e-5, np.float32), "l": np.array(1.5, np.float32)}
+    made |= {"zeros": np.zeros(6, np.float32), "flat": np.array([-1, 6])}
+    made |= {"rows": np.array([-1, 4, 6]), "heads": np.array([0, 0, 2, 3])}
+    made |= {"whole": np.array([0, 0, 6])}
+    made = {name: array for name, array in made.items() if re.search(rf"\b{name}\b", body)}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
 _MODELS = {
     "a factor behind a norm": lambda: _factor_behind(_NORM.format("gamma, beta"), "Mul(n, l)"),
     "a factor per channel": lambda: _factor_behind(_NORM.format("gamma, beta"), "Mul(n, k)"),
@@ -219,6 +253,7 @@ _MODELS = {
     "a mean in half before a norm in float": lambda: _mean_in_half(17),
     "an epsilon stated and the default": _stated_and_default,
     "a norm of a table": _table,
+    "a gamma for one of two axes": _two_axes,
 }
 
 
@@ -236,6 +271,21 @@ def test_a_second_run_changes_nothing(name: str, target: str, defer: str) -> Non
     assert not again.changed
     summary = again.report["inspect"]["summary"]
     assert summary["foldable"] == summary["left_foldable"]  # a norm of a table, for --target onnx
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("layout", _LAYOUTS)
+@pytest.mark.parametrize("last", ["Identity(q)", "Add(q, beta)", "Add(q, zeros)"])
+@pytest.mark.parametrize("first", ["MatMul(x, W)", "Tanh(x)"])
+def test_what_stands_behind_a_layout_of_a_norm_stays(
+    first: str, last: str, layout: str, target: str
+) -> None:
+    """The norm has no gamma until it is one operator, which has one of ones."""
+    for behind in _BEHIND_LAYOUTS:
+        once = onnxfold.optimize(_behind_layout(first, last, layout, behind), target=target)
+        assert "left_out" not in once.report
+        again = onnxfold.optimize(once.model, target=target, check=None)
+        assert not again.changed, behind
 
 
 def test_a_beta_of_zeros_goes_without_a_bias_to_take_it() -> None:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import Demand, cheapest_plan
+from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
@@ -162,7 +162,7 @@ def test_a_fold_that_saves_nothing_says_so() -> None:
     assert len(case.plan.folds) == 1
     view = infer(prepare(ir.from_proto(_foldable())).model)
     sites = find_norms(view)
-    costs = Costs(layer_norm=100, rms_norm=100, bias=0, centring=100)
+    costs = Costs(layer_norm=100, rms_norm=100, centring=100)
     demands = [Demand(site, 0) for site in sites]
     plan = cheapest_plan(ModelTransfers(view, sites), demands, costs, allow_split_bytes=1 << 20)
     assert not plan.folds

@@ -90,6 +90,7 @@ def report(*norms: dict[str, Any], **more: Any) -> dict[str, Any]:
         "norms": len(norms),
         "layer_norms": len(norms),
         "foldable": sum(row["foldable"] for row in norms),
+        "folded": sum(row["foldable"] for row in norms),
         "left_foldable": 0,
         "algorithm1": 0,
         "algorithm1_embed_centred": 1,

@@ -13,7 +13,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
 from onnxfold.norms import find_norms
-from onnxfold.options import Defer, Device, Target
+from onnxfold.options import Defer, Device, Folding, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.dataflow import walk_back
@@ -74,6 +74,7 @@ def fold(
         defer=deferral,
         defer_means=defer,
         device=device,
+        fold=Folding.ALWAYS,
     )
     without = frozenset[str]() if fuse_affine else AFFINE_PASSES
     without |= frozenset[str]() if defer else {"deferral"}

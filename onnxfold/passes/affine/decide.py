@@ -9,7 +9,7 @@ Conv, Attention), or gets an Add behind it that costs less than the norm saves w
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.options import FuseAffine, Target
+from onnxfold.options import Folding, FuseAffine, Target
 from onnxfold.passes.affine.absorb import AbsorbingLayer
 from onnxfold.passes.affine.affine_walk import ReachedLayer, follow, root_of
 from onnxfold.passes.affine.biases import bias_of, parts_of
@@ -29,8 +29,8 @@ from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import plan_of
-from onnxfold.passes.costs import costs_of, elements, elements_beside
+from onnxfold.passes.centring.decide import folds_without_betas
+from onnxfold.passes.costs import Work, costs_of, elements, work, work_beside
 from onnxfold.passes.deferral.flow import may_wait
 from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.half_weights import refuse_few_bits
@@ -46,11 +46,11 @@ from onnxfold.weights.edits import Scale
 class BetaCosts:
     """What a new Add costs, and what a norm saves without its beta at most, in picoseconds.
 
-    ``addition``: per element of what is added to; ``saving``: of a norm, over all its elements,
-    where that is more than a cost; otherwise it may save less.
+    ``addition``: for what is added to; ``saving``: of a norm, over all its elements, where that is
+    more than a cost; otherwise it may save less.
     """
 
-    addition: int
+    addition: Callable[[Work], int]
     saving: Callable[[NormSite, int], int]
 
 
@@ -67,58 +67,73 @@ class Scales:
     outliers: bool = True
 
 
-def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
-    """Return what moves where, weighed against what the norms that will fold save."""
-    sites = find_norms(info)
-    always = settings.fuse_affine is FuseAffine.ALWAYS
-    lowering = TargetLowering(info, settings.target, settings.norm_form)
-    costs = costs_of(settings.target)
+class _Wanted:
+    """What the options, and the norms that will fold, ask of each norm."""
 
-    @cache
-    def folds() -> frozenset[str]:
-        plan = plan_of(info, replace(settings, unproved={}))  # what is unproved is of gammas here
-        return frozenset(fold.output for fold in plan.folds)
+    def __init__(self, info: ModelInfo, settings: Settings):
+        self._info, self._settings = info, settings
+        self._lowering = TargetLowering(info, settings.target, settings.norm_form)
+        costs = costs_of(settings.target)
+        self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
+        self.always = settings.fuse_affine is FuseAffine.ALWAYS
 
-    def saving(site: NormSite, cost: int) -> int:
-        if always:
+    @cached_property
+    def _folds(self) -> frozenset[str]:
+        # It takes a plan of all norms to tell; what is unproved is of gammas here.
+        return folds_without_betas(self._info, replace(self._settings, unproved={}))
+
+    def _will_fold(self, site: NormSite) -> bool:
+        return self._info.ref(site.output) in self._folds
+
+    def saving(self, site: NormSite, cost: int) -> int:
+        """Return what a norm saves without its beta (:class:`BetaCosts`)."""
+        if self.always:
             return cost + 1
-        shifts = site.kind is NormKind.DYT
-        most = elements(info.shape(site.input)) * (costs.addition if shifts else costs.bias)
-        # Whether a norm folds takes a plan of all norms to tell.
-        return most if most <= cost or shifts or info.ref(site.output) in folds() else 0
+        done = work(self._info.shape(site.input), site.size)
+        if site.kind is NormKind.DYT:
+            return self.costs.added(done)
+        most = min(self.costs.added(done), self.costs.saved(done)) if self.costs.adds_beta else 0
+        return most if most <= cost or self._will_fold(site) else 0
 
-    def goes(site: NormSite) -> bool:
-        kept = site.subtracts_mean and not settings.defer_means
-        return not kept or info.ref(site.output) in folds()
-
-    def keep(site: NormSite) -> Refusal | None:
-        unproved = settings.refuse_unproved(info.ref(site.output))
+    def keep(self, site: NormSite) -> Refusal | None:
+        """Say why a norm is better left with its gamma and beta, or None."""
+        unproved = self._settings.refuse_unproved(self._info.ref(site.output))
         if unproved is not None:
             return unproved
-        if is_wanted(settings) and may_wait(site) and goes(site):
+        if is_wanted(self._settings) and may_wait(site) and self._goes(site):
             return None  # no norm will be left to be fused with its gamma
-        why = lowering.keep_affine(site)
-        if always or why is None or (lowering.calls_rms(site) and info.ref(site.output) in folds()):
-            return None
-        return why
+        why = self._lowering.keep_affine(site)
+        folds = why is not None and self._lowering.calls_rms(site) and self._will_fold(site)
+        return None if self.always or folds else why
 
-    def stays(site: NormSite) -> bool:
-        if settings.convert_to is not None or is_wanted(settings):
+    def _goes(self, site: NormSite) -> bool:
+        kept = site.subtracts_mean and not self._settings.defer_means
+        return not kept or self._will_fold(site)
+
+    def stays(self, site: NormSite) -> bool:
+        """Whether a norm multiplies by a scale whatever its gamma."""
+        if self._settings.convert_to is not None or is_wanted(self._settings):
             return False  # what is deferred is one number per row, without a scale
-        return lowering.multiplies(site)
+        return self._lowering.multiplies(site)
 
-    def wanted(site: NormSite) -> bool:
-        written = settings.target is Target.ONNX and lowering.spells_rms(site)
-        return written and stays(site) and info.ref(site.output) in folds()
+    def scaled(self, site: NormSite) -> bool:
+        """Whether a norm without gamma is written with a product."""
+        written = self._settings.target is Target.ONNX and self._lowering.spells_rms(site)
+        return written and self.stays(site) and self._will_fold(site)
 
+
+def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
+    """Return what moves where, weighed against what the norms that will fold save."""
+    sites, wanted = find_norms(info), _Wanted(info, settings)
+    outliers = wanted.always or settings.target is Target.KERNELS
     plan = decide_affine(
         info,
         # A set of one element is normalised to 0: its gamma does nothing, wherever it is.
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
-        keep=keep,
-        weighing=BetaCosts(costs.addition, saving),
-        scales=Scales(stays, wanted, always or settings.target is Target.KERNELS),
+        keep=wanted.keep,
+        weighing=BetaCosts(wanted.costs.added, wanted.saving),
+        scales=Scales(wanted.stays, wanted.scaled, outliers),
     )
     return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
 
@@ -156,7 +171,7 @@ def decide_affine(
     ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
     no beta is worth a new Add, and without ``scales`` no norm multiplies where gamma has moved.
     """
-    weighing = weighing or BetaCosts(0, lambda *_: 0)
+    weighing = weighing or BetaCosts(lambda _: 0, lambda *_: 0)
     scales = scales or Scales()
     candidates: list[FusionCandidate] = []
     refusals: dict[str, Refusal] = {}
@@ -292,8 +307,9 @@ def _with_new_biases(
             return _no_bias(node, "has no bias to take beta, and can have none")
         without = without or node
         rows = elements(shape) // max(site.size, 1)
-        added = elements_beside(view.shape(node.outputs[0]), shape, rows * reader.outer.size)
-        cost += weighing.addition * added
+        size = reader.outer.size
+        added = work_beside(view.shape(node.outputs[0]), size, shape, rows * size)
+        cost += weighing.addition(added)
         made.append(replace(reader, bias=place))
     if without is None:
         return made

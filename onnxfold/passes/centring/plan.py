@@ -79,7 +79,9 @@ class CentringPlan:
 
     ``parts`` are the values of which a part is centred with such a part of a weight.
     ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
-    never costs more than it gains.
+    never costs more than it gains.  ``operators``: how many more a session executes, at most: Adds
+    of betas that stay, additions that it would join with a LayerNorm, and centrings.  ``added_ps``:
+    what the first two take, which is no part of the gain.
     """
 
     folds: tuple[Fold, ...] = ()
@@ -89,6 +91,8 @@ class CentringPlan:
     gain_ps: int = 0
     cost_ps: int = 0
     parts: tuple[tuple[str, Fiber], ...] = ()
+    operators: int = 0
+    added_ps: int = 0
 
     @property
     def empty(self) -> bool:

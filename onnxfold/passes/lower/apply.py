@@ -4,6 +4,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import find_norms
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
@@ -14,6 +15,7 @@ from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.prepare.split_skip_norms import is_split
 from onnxfold.shapes import infer
 
 # Before, ONNX Runtime's skip norms on CUDA add float16 squares in float16, which overflow
@@ -68,6 +70,20 @@ def join_rms_norms(edit: Editor, settings: Settings) -> bool:
     if fusions:
         edit.model.graph.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
     return bool(fusions)
+
+
+def spell_split_norms(edit: Editor, settings: Settings) -> None:
+    """Spell the RMS norms that skip norms were split into, where these are not joined again.
+
+    ONNX Runtime alone knows the operator that stands for them meanwhile, and in ONNX's domain.
+    """
+    if settings.target is Target.ORT or not any(map(is_split, all_nodes(edit.model))):
+        return
+    info = ModelInfo(edit.model)
+    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    for site in find_norms(info):
+        if is_split(site.nodes[-1]) and lowering.calls_rms(site):
+            edit.stand_in(lowering.rms_norm(site, site.input), site.last, site.nodes)
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:

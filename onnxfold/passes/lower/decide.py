@@ -12,6 +12,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.gelus import late_halves
 from onnxfold.passes.lower.norm_settings import common_settings
 from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.prepare.split_skip_norms import is_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,11 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
         in_float = [site for site in cheaper if site.input.dtype is not ir.DataType.DOUBLE]
         kept = common_settings(called, map(lowering.setting, in_float))
         cheaper = [
-            site for site in cheaper if lowering.becomes_one(site) or lowering.setting(site) in kept
+            site
+            for site in cheaper
+            if lowering.becomes_one(site)
+            or lowering.setting(site) in kept
+            or is_split(site.nodes[-1])
         ]
     fuses = settings.fuse_residual and settings.target is Target.KERNELS
     respelled = tuple(info.ref(site.output) for site in cheaper)

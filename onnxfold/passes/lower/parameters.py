@@ -102,7 +102,10 @@ class Parameters:
         if array.size and np.all(array == array.flat[0]):
             array = np.broadcast_to(array.flat[0], shape)
         elif array.size != int(np.prod(shape)) or _squeezed(array.shape) != _squeezed(shape):
-            return None
+            broadcast = None if site.affine_axis is not None else _broadcast(array, shape)
+            if broadcast is None:
+                return None
+            array = broadcast
         name = f"{site.output.name}.{role}"
         made.append(
             weight_value(name, np.ascontiguousarray(array.reshape(shape).astype(dtype.numpy())))
@@ -130,6 +133,17 @@ class Parameters:
             raise InvariantError(f"norm '{site.name}' has no {role}")
         made.append(weight_value(f"{site.output.name}.{role}", array.astype(dtype.numpy())))
         return made[-1]
+
+
+def _broadcast(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return a part of some of the last axes as one of all of them, None where it is of others."""
+    leading, own = array.shape[: -len(shape)], array.shape[-len(shape) :]
+    aligned = (1,) * (len(shape) - len(own)) + own
+    if any(dim != 1 for dim in leading):
+        return None
+    if any(dim not in (1, size) for dim, size in zip(aligned, shape, strict=True)):
+        return None
+    return np.broadcast_to(array.reshape(aligned), shape)
 
 
 def _squeezed(shape: tuple[int, ...] | list[int]) -> tuple[int, ...]:

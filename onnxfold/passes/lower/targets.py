@@ -286,8 +286,11 @@ class TargetLowering:
 
     def multiplies(self, site: NormSite) -> bool:
         """Whether a layer norm or RMS norm multiplies by a scale, its gamma or any, in any case."""
-        one = site.form is not NormForm.DECOMPOSED or self._runtimes_fuse(site)
-        return one and site.kind in _STATISTICS
+        return not self.stays_in_operators(site) and site.kind in _STATISTICS
+
+    def stays_in_operators(self, site: NormSite) -> bool:
+        """Whether a norm is several operators of a session as well, each part one of its own."""
+        return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
 
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether there is an operator for what the norm computes, however it is spelled."""

@@ -18,6 +18,7 @@ from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
 EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
+SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model has not
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C
 # The opsets since which Slice takes its bounds, and ReduceSum its axes, as inputs.
@@ -146,6 +147,11 @@ def _statistics(call: SkipNormCall) -> int:
     return 3 if call.wants(2) else 2 if call.wants(1) else 1
 
 
+def is_split(node: ir.Node) -> bool:
+    """Whether a node is an RMS norm that a skip norm was split into."""
+    return bool(node.meta.get(SPLIT))
+
+
 def _results(
     call: SkipNormCall, normed: tuple[ir.Value, ...], total: ir.Value
 ) -> dict[int, ir.Value]:
@@ -176,6 +182,7 @@ def _skip_rms_norm(call: SkipNormCall) -> str | None:
         epsilon=epsilon,
         stash_type=ir.DataType.FLOAT.value,
     )
+    call.nodes[-1].meta[SPLIT] = True
     call.finish(_results(call, normed, total))
     return None
 

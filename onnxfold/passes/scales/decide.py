@@ -24,6 +24,7 @@ from onnxfold.passes.scales.score_scales import scales_scores
 from onnxfold.passes.scales.writer import (
     ChannelOp,
     LinearWriter,
+    before_passed,
     channel_op,
     embedded,
     gamma_of_its_own,
@@ -98,8 +99,10 @@ def decide_scales(
         if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, passed, norms)
-        if isinstance(writer, Refusal) and op.node.inputs[op.index] in bare:
-            writer = gamma_of_its_own(view, op) or writer
+        if isinstance(writer, Refusal):
+            behind = before_passed(op, passed)
+            if behind in bare:
+                writer = gamma_of_its_own(view, op, behind) or writer
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)

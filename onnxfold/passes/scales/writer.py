@@ -191,7 +191,9 @@ def writer_of(
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
-            return step if taker is None else replace(taker, part=part)
+            near = len(op.node.inputs) > 1 and before_passed(op, passed) is value
+            takes = taker is not None and (near or _differs(view, op, taker))
+            return replace(taker, part=part) if taker is not None and takes else step
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
@@ -277,6 +279,23 @@ def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
     return one and carries_factor(view, node, (0,))
 
 
+def before_passed(op: ChannelOp, passed: Mapping[ir.Value, ir.Value]) -> ir.Value:
+    """Return what an operator reads once those before it are absorbed."""
+    value = known_operand(op.node, op.index)
+    return passed.get(value, value) if is_read_once(value) else value
+
+
+def _differs(view: ModelInfo, op: ChannelOp, taker: LinearWriter) -> bool:
+    """Whether the constant that takes an operator is more than one number for all channels.
+
+    Ones and zeros stand in an operator for what the norm had not that it was made of.  That norm
+    took no sign, and behind what moves elements no scale; no second run gives it one.
+    """
+    place = taker.weight if op.scale is not None or not taker.biases else taker.biases[0]
+    array = view.array(place.value)
+    return array is None or array.size == 1 or not bool(np.all(array == array.flat[0]))
+
+
 def _constants(
     view: ModelInfo,
     op: ChannelOp,
@@ -303,9 +322,8 @@ def _constants(
     return LinearWriter(node, channels, places[0], tuple(biases), None)
 
 
-def gamma_of_its_own(view: ModelInfo, op: ChannelOp) -> LinearWriter | None:
-    """Return the beta of a norm that ends in a sum: c (n(x) + b) = c n(x) + c b."""
-    value = known_operand(op.node, op.index)
+def gamma_of_its_own(view: ModelInfo, op: ChannelOp, value: ir.Value) -> LinearWriter | None:
+    """Return the beta of a norm that gives ``value``, a sum: c (n(x) + b) = c n(x) + c b."""
     node = known_producer(value)
     index = weight_operand(view, node, "Add")
     if index is None or op.shift is not None or len(op.node.inputs) == 1 or not is_read_once(value):

@@ -25,7 +25,8 @@ from tests.passes.affine.affine_graphs import LARGE, Fused, error, graph, weight
 
 BOUND = 1e-12  # float64 throughout
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
-ALWAYS = BetaCosts(1, lambda *_: 1 << 40)
+ALWAYS = BetaCosts(lambda work: work.elements, lambda *_: 1 << 40)
+NO_NEW_ADD = BetaCosts(lambda work: work.elements, lambda *_: 0)
 
 BODIES: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "a graph output": (f"{NORM} y = MatMul(n, W)", {"W": (6, 3)}),
@@ -111,7 +112,9 @@ def test_a_plan_with_a_new_bias_is_read_back_equal() -> None:
 
 @pytest.mark.parametrize(("saving", "pays"), [(1199, False), (1200, False), (1201, True)])
 def test_a_new_bias_is_made_when_it_costs_less_than_beta(saving: int, pays: bool) -> None:
-    fused = _fused(_model("a graph output"), BetaCosts(100, lambda *_: saving))
+    fused = _fused(
+        _model("a graph output"), BetaCosts(lambda work: 100 * work.elements, lambda *_: saving)
+    )
     assert fused.moved == ((1, 1) if pays else (0, 0))
     if not pays:
         ((_, refusal),) = fused.decision.refusals
@@ -245,7 +248,7 @@ def _split(body: str = SPLIT) -> ir.Model:
 @pytest.mark.parametrize("body", [SPLIT, SLICED], ids=["Split", "Slices"])
 def test_the_biases_behind_parts_take_their_parts_of_beta(body: str) -> None:
     model = _split(body)
-    fused = _fused(model, BetaCosts(1, lambda *_: 0))  # no new Add
+    fused = _fused(model, NO_NEW_ADD)
     assert fused.moved == (1, 1)
     assert fused.proof.passed, fused.proof.failures
     assert fused.proof.shifted_biases == 3
@@ -258,7 +261,7 @@ def test_the_biases_behind_parts_take_their_parts_of_beta(body: str) -> None:
 @pytest.mark.parametrize("name", ["bq", "bk", "bv"])
 def test_a_wrong_part_fails_the_proof(name: str, body: str) -> None:
     model = _split(body)
-    fused = _fused(model, BetaCosts(1, lambda *_: 0))
+    fused = _fused(model, NO_NEW_ADD)
     bias = fused.model.graph.initializers[name]
     assert bias.const_value is not None
     bias.const_value = ir.tensor(np.roll(bias.const_value.numpy(), 1), name=name)
@@ -280,7 +283,7 @@ def test_a_wrong_part_fails_the_proof(name: str, body: str) -> None:
 )
 def test_a_split_without_a_bias_for_every_part_takes_no_beta(old: str, new: str) -> None:
     assert old in SPLIT
-    assert _fused(_split(SPLIT.replace(old, new)), BetaCosts(1, lambda *_: 0)).moved == (0, 0)
+    assert _fused(_split(SPLIT.replace(old, new)), NO_NEW_ADD).moved == (0, 0)
 
 
 @pytest.mark.parametrize("start", ["zero", "two"])
@@ -289,4 +292,4 @@ def test_slices_that_overlap_or_leave_a_gap_take_no_beta(start: str) -> None:
     body = body.replace("Add(bk, k0)", "Slice(k1, zero, three, two)").replace(
         "q = Add", f"k1 = Add(k0, {'bv' if start == 'zero' else 'b4'}) q = Add"
     )
-    assert _fused(_split(body), BetaCosts(1, lambda *_: 0)).moved == (0, 0)
+    assert _fused(_split(body), NO_NEW_ADD).moved == (0, 0)

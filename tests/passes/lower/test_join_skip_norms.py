@@ -11,9 +11,9 @@ import onnxfold
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower import join_skip_norms as module
+from onnxfold.passes.lower import sums
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline import folding
 from tests.norms.replay import random_feeds
 from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
 
@@ -70,7 +70,7 @@ def test_a_fold_leaves_the_other_skip_norms_as_they_were() -> None:
 def test_what_is_slow_stays_in_parts(
     version: tuple[int, int], device: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (folding, module):
+    for each in (sums, module):
         monkeypatch.setattr(each, "onnxruntime_version", lambda: version)
     original = skips()
     model = onnxfold.optimize(original, target="ort", device=device).model

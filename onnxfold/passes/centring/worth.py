@@ -1,0 +1,208 @@
+"""Which of the norms that can fold are worth it: their prices, and what runtimes make of them.
+
+A plan is made of all that is exact first, then one without the norms that would be slower for it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, node_label
+from onnxfold.norms import NormKind, NormSite
+from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
+from onnxfold.passes.centring.fusions import refuse_fused
+from onnxfold.passes.centring.model_transfers import ModelTransfers
+from onnxfold.passes.centring.plan import CentringPlan
+from onnxfold.passes.costs import Costs, costs_of, microseconds, work
+from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.passes.lower.stripped import refuse_stripped
+from onnxfold.passes.lower.sums import SLOW_SINCE, joined_additions
+from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.passes.lower.turned import turned_norms
+from onnxfold.refusal import Refusal, RefusalCode
+
+_ALWAYS = "; --fold always folds it"
+
+
+@dataclass(frozen=True, slots=True)
+class Worthwhile:
+    """The plan of what is worth it; why other norms cannot fold, and why those stay that can."""
+
+    plan: CentringPlan
+    refused: dict[str, Refusal]
+    left: dict[str, Refusal]
+
+
+def worthwhile(
+    transfers: ModelTransfers,
+    sites: Sequence[NormSite],
+    settings: Settings,
+    *,
+    moved: bool = False,
+) -> Worthwhile:
+    """Return what is worth folding.
+
+    ``moved``: once gammas and betas have moved out of the norms, and each has a scale that stays.
+    """
+    lowering = TargetLowering(transfers.view, settings.target, settings.norm_form)
+    refused: dict[str, Refusal] = {}
+    able: list[NormSite] = []
+    for site in sites:
+        refusal = _refuse_early(transfers.view, site, lowering, settings)
+        if refusal is None:
+            able.append(site)
+        else:
+            refused[transfers.view.ref(site.output)] = refusal
+    view, costs = transfers.view, costs_of(settings.target)
+    sharing = Counter(value for site in sites for value in site.centred)
+    prices = _Prices(lowering, view, settings, not moved, sharing)
+    of_elements = costs.of_elements()
+    wanted = [prices.demand(site, of_elements) for site in able]
+    exact = _cheapest(transfers, wanted, settings, of_elements)
+    if settings.convert_to is not None or settings.fold is Folding.ALWAYS:
+        return Worthwhile(exact, refused, {})
+    outputs = {fold.output for fold in exact.folds}
+    demands = {view.ref(site.output): prices.demand(site, costs) for site in able}
+    folded = [demand for output, demand in demands.items() if output in outputs]
+    left = _left(view, [demand.site for demand in folded], lowering, settings, scaled=moved)
+    dear = [demand for demand in folded if not demand.pays]
+    left |= {view.ref(each.site.output): _too_dear(view, each) for each in dear}
+    if not left and not exact.insertions:  # whatever the prices, nothing is cheaper
+        return Worthwhile(_priced(exact, folded), refused, left)
+    others = [demand for output, demand in demands.items() if output not in left]
+    plan = _cheapest(transfers, others, settings, costs)
+    lost = outputs - left.keys() - {fold.output for fold in plan.folds}
+    left |= {output: _centring_too_dear(view, demands[output], costs) for output in lost}
+    return Worthwhile(plan, refused, left)
+
+
+def _cheapest(
+    transfers: ModelTransfers, demands: Sequence[Demand], settings: Settings, costs: Costs
+) -> CentringPlan:
+    return cheapest_plan(
+        transfers,
+        demands,
+        costs,
+        allow_split_bytes=settings.allow_split,
+        overflowing=settings.overflowing,
+    )
+
+
+def _priced(plan: CentringPlan, folded: Sequence[Demand]) -> CentringPlan:
+    """Return a plan without insertions at the prices of the norms that it folds."""
+    added = sum(demand.spent_ps for demand in folded)
+    gain = sum(demand.gain_ps for demand in folded) - added
+    operators = sum(demand.operators for demand in folded)
+    return replace(plan, gain_ps=gain, operators=operators, added_ps=added)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What the norms of a version save and take; ``sharing``: how many read one x - mean(x)."""
+
+    lowering: TargetLowering
+    view: ModelInfo
+    settings: Settings
+    betas: bool
+    sharing: Mapping[ir.Value, int]
+
+    def demand(self, site: NormSite, costs: Costs) -> Demand:
+        """Return a norm with its prices."""
+        done = work(self.view.shape(site.input), site.size)
+        if self.settings.convert_to is not None:  # one centring for one norm is a LayerNorm
+            return Demand(site, done.elements * (costs.centring - 1))
+        beta = self.betas and costs.adds_beta and self._has_beta(site)
+        apart = self._joined(site)
+        gain, spent = costs.saved(done), costs.more(apart, done)
+        spent += costs.added(done) if beta else 0
+        shared = max((self.sharing[value] for value in site.centred), default=1)
+        if shared > 1:  # together they compute x - mean(x) once, as a centring does
+            gain = min(gain, spent + done.elements * costs.centring // shared)
+        return Demand(site, gain, spent, apart + beta)
+
+    def _has_beta(self, site: NormSite) -> bool:
+        """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
+        if self.lowering.stays_in_operators(site):
+            return False
+        beta = self.view.array(site.beta) if isinstance(site.beta, ir.Value) else site.beta
+        return site.beta is not None and (beta is None or bool(np.any(beta)))
+
+    def _joined(self, site: NormSite) -> int:
+        """Count what a session joins with a LayerNorm and leaves apart in front of an RMSNorm."""
+        settings = self.settings
+        if settings.target is Target.KERNELS:
+            return 0
+        on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
+        if on_cpu and onnxruntime_version() >= SLOW_SINCE:
+            return 0  # these are left apart in front of LayerNorms as well
+        return joined_additions(self.view, site)
+
+
+def _too_dear(view: ModelInfo, demand: Demand) -> Refusal:
+    """Say that a norm would not be faster, with what it would save and take."""
+    count = demand.operators
+    more = f"{count} operator{'' if count == 1 else 's'} more"
+    return _dearer(view, demand.site, demand.gain_ps, more, demand.spent_ps)
+
+
+def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal:
+    """Say that no inserted centring pays for a norm, with what it would save and take."""
+    spent = costs.centred(work(view.shape(demand.site.input), demand.site.size))
+    saved = demand.gain_ps - demand.spent_ps
+    return _dearer(view, demand.site, saved, "an inserted centring", spent)
+
+
+def _dearer(view: ModelInfo, site: NormSite, saved: int, what: str, spent: int) -> Refusal:
+    fixed = work(view.shape(site.input), site.size).fixed
+    sizes = "" if fixed else ", for 1 in the place of each size that is free"
+    sentence = (
+        f"without its mean norm '{site.name}' would save {microseconds(saved)}, and {what} would "
+        f"take {microseconds(spent)}{sizes}{_ALWAYS}"
+    )
+    return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
+
+
+def _left(
+    info: ModelInfo,
+    sites: Sequence[NormSite],
+    lowering: TargetLowering,
+    settings: Settings,
+    *,
+    scaled: bool,
+) -> dict[str, Refusal]:
+    """Return those of the norms of which runtimes make more as they stand, and how."""
+    left = refuse_fused(info, sites, settings.target)
+    spelled = [site for site in sites if site.output not in left and lowering.spells_rms(site)]
+    by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL
+    if settings.target is Target.ONNX and by_default:
+        left |= refuse_stripped(info, spelled, scaled=scaled)
+    spelled = [site for site in spelled if site.output not in left]
+    turned = turned_norms(info, {site.output for site in spelled})
+    left |= {site.output: _stays_turned(site) for site in spelled if site.output in turned}
+    return {info.ref(output): refusal for output, refusal in left.items()}
+
+
+def _stays_turned(site: NormSite) -> Refusal:
+    sentence = f"norm '{site.name}' stands between Transposes, which runtimes move through all but"
+    label = (node_label(site.nodes[-1]),)
+    return Refusal(RefusalCode.NO_CHEAPER_FORM, f"{sentence} one operator", label)
+
+
+def _refuse_early(
+    info: ModelInfo, site: NormSite, lowering: TargetLowering, settings: Settings
+) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is NormKind.RMS_NORM:
+        return Refusal(RefusalCode.ALREADY_RMS, "is an RMSNorm already", ())
+    if not site.subtracts_mean:
+        sentence = f"{site.kind.value} does not subtract the mean"
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
+    return settings.refuse_unproved(info.ref(site.output)) or lowering.refuse_rms(site)

@@ -1,0 +1,179 @@
+"""A norm that would not be faster stays as it is, and the report says what it would cost."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from rich.console import Console
+
+import onnxfold
+from onnxfold.report import printed
+from onnxfold.report.html import page
+from onnxfold.runtime.session_graph import session_operators
+from tests.passes.affine.affine_graphs import graph
+
+pytestmark = pytest.mark.prices
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.onnx"))
+NORM = "n = LayerNormalization<axis=-1>(h, gamma, beta)"
+KEPT = f"h = MatMul(x, W) {NORM} y = Tanh(n)"
+WITHOUT_BETA = KEPT.replace(", beta", "")
+ADDED = f"p = MatMul(x, W) q = MatMul(x, V) h = Add(p, q) {NORM.replace(', beta', '')} y = Tanh(n)"
+BIASED = ADDED.replace("h = Add(p, q)", "b = Add(p, bias) h = Add(b, q)")
+
+
+def model(body: str, *sizes: int | str, width: int) -> ir.Model:
+    """A norm of rows of ``width``, whose beta nothing behind it takes."""
+    rng = np.random.default_rng(0)
+    vectors = {name: rng.standard_normal(width) for name in ("gamma", "beta", "bias")}
+    matrices = {name: rng.standard_normal((4, width)) for name in ("W", "V")}
+    words = body.replace(",", " ").replace("(", " ").replace(")", " ").split()
+    made = {
+        name: array.astype(np.float32)
+        for name, array in {**vectors, **matrices}.items()
+        if name in words
+    }
+    shape = ",".join(map(str, sizes))
+    return graph(body, f"float[{shape},4] x", f"float[{shape},{width}] y", made, opset=17)
+
+
+def counts(result: onnxfold.Result) -> tuple[int, int]:
+    summary = result.report["inspect"]["summary"]
+    return summary["foldable"], summary["folded"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize(
+    ("body", "sizes", "width", "folded"),
+    [
+        (KEPT, (1,), 32, 0),  # as in models that listen for a word
+        (KEPT, (1, 16), 96, 0),
+        (KEPT, ("rows",), 32, 0),  # a row of the Add costs more than one of the mean
+        (KEPT, ("rows", 16), 192, 0),
+        (KEPT, (1, 8), 768, 0),
+        (KEPT, (1, 16), 768, 1),
+        (KEPT, ("batch", 16), 768, 1),
+        (WITHOUT_BETA, (1,), 32, 1),
+        (WITHOUT_BETA, ("rows",), 8, 1),
+    ],
+)
+def test_an_add_for_beta_is_paid_for_by_the_mean(
+    target: str, body: str, sizes: tuple[int | str, ...], width: int, folded: int
+) -> None:
+    result = onnxfold.optimize(model(body, *sizes, width=width), target=target)
+    assert counts(result) == (1, folded)
+    (row,) = result.report["inspect"]["norms"]
+    assert row["foldable"]
+    assert row["action"] == ("rms" if folded else "keep")
+    if not folded:
+        assert row["reason"]["code"] == "not_worth"
+        assert "µs, and 1 operator more would take " in row["reason"]["sentence"]
+        assert "--fold always" in row["reason"]["sentence"]
+        assert ("size that is free" in row["reason"]["sentence"]) is isinstance(sizes[0], str)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_always_folds_whatever_is_exact(target: str) -> None:
+    result = onnxfold.optimize(model(KEPT, 1, width=32), target=target, fold="always")
+    assert counts(result) == (1, 1)
+    assert result.verification is not None
+    assert result.verification.passed
+
+
+def test_a_kernel_adds_beta_itself() -> None:
+    assert counts(onnxfold.optimize(model(KEPT, 1, width=32), target="kernels")) == (1, 1)
+
+
+@pytest.mark.parametrize(("body", "more"), [(ADDED, 1), (BIASED, 2)])
+@pytest.mark.parametrize(("tokens", "folded"), [(4, 0), (1024, 1)])
+def test_what_a_session_joins_with_a_norm_is_priced(
+    body: str, more: int, tokens: int, folded: int
+) -> None:
+    """It makes SkipLayerNormalization of an addition and a LayerNorm."""
+    result = onnxfold.optimize(model(body, 1, tokens, width=32), fuse_affine=False)
+    assert counts(result) == (1, folded)
+    if folded:
+        assert result.report["inspect"]["prices"]["operators"] == more
+    else:
+        (row,) = result.report["inspect"]["norms"]
+        operators = "1 operator" if more == 1 else "2 operators"
+        assert f"{operators} more" in row["reason"]["sentence"]
+
+
+@pytest.mark.parametrize(("rows", "folded"), [(1, 0), (4096, 2)])
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+def test_an_inserted_centring_is_paid_for_by_the_norms(target: str, rows: int, folded: int) -> None:
+    """Of norms without means, the kernels gain less than a centring for two of them costs."""
+    norms = " ".join(
+        f"n{i} = LayerNormalization<axis=-1>(h, gamma) t{i} = Tanh(n{i})" for i in range(5)
+    )
+    sums = "a = Sum(t0, t1, t2, t3, t4) y = Add(a, h)"
+    made = onnxfold.optimize(model(f"h = Tanh(x) {norms} {sums}", rows, width=4), target=target)
+    assert counts(made) == (5, 5 if folded else 0)
+    assert len(made.plan.insertions) == bool(folded)
+    if not folded:
+        (row, *_) = made.report["inspect"]["norms"]
+        assert "an inserted centring would take " in row["reason"]["sentence"]
+
+
+def test_two_counts_stand_in_every_report(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(ir.to_proto(model(KEPT, 1, width=32)), path)
+    summary = onnxfold.inspect(path)["summary"]
+    assert (summary["foldable"], summary["folded"]) == (1, 0)
+    assert onnxfold.inspect(path, fold="always")["summary"]["folded"] == 1
+    report: dict[str, Any] = onnxfold.optimize(path, tmp_path / "out.onnx").report
+    assert "<dt>foldable, folded</dt><dd>1, 0</dd>" in page(report)
+    console = Console(file=StringIO(), width=300)
+    printed.print_result(console, report, verbose=False)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0 of 1 LayerNorm folds to RMSNorm, 1 more could and stays as it is" in told
+
+
+def _session(path: Path) -> int:
+    operators = session_operators(path)
+    assert operators is not None
+    return sum(operators.values())
+
+
+def test_forcing_a_fold_makes_the_session_longer(tmp_path: Path) -> None:
+    path, always, auto = (tmp_path / name for name in ("in.onnx", "always.onnx", "auto.onnx"))
+    onnx.save(ir.to_proto(model(KEPT, 1, width=32)), path)
+    onnxfold.optimize(path, always, fold="always")
+    onnxfold.optimize(path, auto)
+    assert _session(always) == _session(path) + 1
+    assert _session(auto) == _session(path)
+
+
+def test_a_longer_session_is_told_with_its_price(tmp_path: Path) -> None:
+    path, output = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(ir.to_proto(model(KEPT, "batch", 16, width=768)), path)
+    report = onnxfold.optimize(path, output).report
+    assert report["inspect"]["prices"]["operators"] == 1
+    for told in (page(report), _printed(report)):
+        assert "a session executes 1 operator more: by the plan" in told
+        assert "for 1 in the place of each size that is free and beside 0.5 µs" in told
+
+
+def _printed(report: dict[str, Any]) -> str:
+    console = Console(file=StringIO(), width=400)
+    printed.print_result(console, report, verbose=False)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_session_of_a_recipe_is_not_longer_without_a_gain(
+    path: Path, target: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "folded.onnx"
+    report = onnxfold.optimize(path, output, target=target, check=None).report
+    prices = report["inspect"]["prices"]
+    more = _session(output if output.exists() else path) - _session(path)
+    assert more <= prices["operators"]
+    assert more <= 0 or prices["saved_us"] > prices["spent_us"]
