@@ -39,8 +39,8 @@ from benchmarks.rows import RESULTS, Conditions, append, conditions
 from models import skeleton
 from onnxfold import model_io
 from onnxfold.tuning.candidate import Candidate
-from onnxfold.tuning.result import TuneResult
-from onnxfold.tuning.run import TuneFailed
+from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.tuning.tuner import TuneFailed
 
 __all__ = ["PRECISIONS", "TuneRow", "main"]
 

@@ -42,8 +42,8 @@ from onnxfold.shapes.claims import check_claims
 
 if TYPE_CHECKING:
     from onnxfold.tuning.options import TuneOptions
-    from onnxfold.tuning.result import TuneResult
     from onnxfold.tuning.search import Listener
+    from onnxfold.tuning.tune_result import TuneResult
 
 _CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
@@ -246,7 +246,7 @@ def tune(
     written, and its ``result`` has every candidate), UsageError for options that make no sense,
     ModelError for a model that no session takes.
     """
-    from onnxfold.tuning import run as tuning
+    from onnxfold.tuning import tuner as tuning
 
     return tuning.tune(model, output, tune_options(**options), progress)
 

@@ -96,6 +96,11 @@ def check_figures(folder: Path | None) -> None:
         raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
 
 
+def is_watched() -> bool:
+    """Whether standard error is a terminal, on which bars are drawn."""
+    return sys.stderr.isatty()
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Print lines of text, with what a terminal would obey made visible."""
     typer.echo(printable(text, also="\n"), err=err)
@@ -172,7 +177,7 @@ def _shown(verbosity: Verbosity, *, lines: bool) -> Iterator[Listener]:
 
     if verbosity is Verbosity.QUIET:
         yield note
-    elif sys.stderr.isatty():
+    elif is_watched():
         with _bars() as show:
             yield _both(note, show)
     elif lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,8 @@ from onnxfold.errors import CommandInterruptedError, UsageError
 from onnxfold.options import Device
 
 if TYPE_CHECKING:
-    from onnxfold.tuning.result import TuneResult
-    from onnxfold.tuning.search import Listener, Progress
+    from onnxfold.tuning.search import Listener, SearchProgress
+    from onnxfold.tuning.tune_result import TuneResult
 
 
 def tune(
@@ -174,8 +173,8 @@ def _one(
     as_json: bool,
 ) -> None:
     from onnxfold import api
-    from onnxfold.tuning.run import TuneFailed
-    from onnxfold.tuning.table import print_table
+    from onnxfold.tuning.tune_table import print_table
+    from onnxfold.tuning.tuner import TuneFailed
 
     failure: TuneFailed | None = None
     with _shown(verbosity, model, target.parent, lines=not as_json) as listener:
@@ -247,7 +246,7 @@ def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
     import json
 
     from onnxfold.report.document import write_text
-    from onnxfold.tuning.page import page
+    from onnxfold.tuning.tune_page import page
 
     for path in paths or ():
         text = (
@@ -265,7 +264,7 @@ def _shown(
     try:
         if verbosity is Verbosity.QUIET:
             yield None
-        elif sys.stderr.isatty():
+        elif terminal.is_watched():
             with _bar() as show:
                 yield show
         else:
@@ -274,18 +273,18 @@ def _shown(
         raise CommandInterruptedError from error
 
 
-def _line(progress: Progress) -> None:
+def _line(progress: SearchProgress) -> None:
     terminal.say(_sentence(progress))
 
 
-def _sentence(progress: Progress) -> str:
+def _sentence(progress: SearchProgress) -> str:
     return (
         f"{progress.done} of {progress.total}, at most {progress.seconds_left:.0f} s left: "
         f"{progress.doing}{_best_so_far(progress)}"
     )
 
 
-def _best_so_far(progress: Progress) -> str:
+def _best_so_far(progress: SearchProgress) -> str:
     best = progress.best
     if best is None or best.ratio is None:
         return ""
@@ -307,7 +306,7 @@ def _bar() -> Iterator[Listener]:
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
 
-        def show(progress: Progress) -> None:
+        def show(progress: SearchProgress) -> None:
             text = f"{progress.doing}{_best_so_far(progress)}".replace("[", r"\[")
             bars.update(task, completed=progress.done, total=progress.total, description=text)
 

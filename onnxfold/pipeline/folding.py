@@ -27,11 +27,11 @@ from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
+from onnxfold.passes.affine.into_tables import apply as apply_tables
+from onnxfold.passes.affine.into_tables import decide as decide_tables
+from onnxfold.passes.affine.into_tables import prove as prove_tables
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.affine.prove import prove as prove_affine
-from onnxfold.passes.affine.tables import apply as apply_tables
-from onnxfold.passes.affine.tables import decide as decide_tables
-from onnxfold.passes.affine.tables import prove as prove_tables
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision

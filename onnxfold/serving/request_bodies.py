@@ -23,7 +23,7 @@ class RefusedError(Exception):
         self.status = status
 
 
-class Budget:
+class BodyBudget:
     """Bytes that the bodies of all requests may hold at once, whatever protocol they came by."""
 
     def __init__(self, limit: int) -> None:
@@ -50,7 +50,7 @@ class Budget:
 class Share:
     """What one request holds of a budget."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._held = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold.tuning.chains import Chain, needs_kernels, precision_of, spelled
-from onnxfold.tuning.options import Precision
+from onnxfold.tuning.options import TargetPrecision
 
 
 class Status(StrEnum):
@@ -55,7 +55,7 @@ class Candidate:
         return spelled(self.chain)
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> TargetPrecision:
         return precision_of(self.chain)
 
     @property

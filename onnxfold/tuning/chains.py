@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from onnxfold.errors import UsageError
 from onnxfold.options import Device
-from onnxfold.tuning.options import Precision, TuneOptions
-from onnxfold.tuning.steps import STEPS, Step
+from onnxfold.tuning.options import TargetPrecision, TuneOptions
+from onnxfold.tuning.steps import STEPS
 
 Chain: TypeAlias = tuple[str, ...]  # names of steps; the empty one is the model as it came
 
@@ -88,10 +88,10 @@ _REDUCED: Mapping[Device, str] = {
         """,
 }
 # The reducing steps of a precision; those after the first are tried with the first few chains.
-_REDUCING: Mapping[Precision, Chain] = {
-    Precision.FP16: ("fp16",),
-    Precision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
-    Precision.INT4: ("int4-blocks32", "int4-blocks128"),
+_REDUCING: Mapping[TargetPrecision, Chain] = {
+    TargetPrecision.FP16: ("fp16",),
+    TargetPrecision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
+    TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }
 _ALTERNATIVES = 4
 
@@ -124,15 +124,12 @@ def spelled(chain: Sequence[str]) -> str:
     return " > ".join(chain) if chain else "the model as it is"
 
 
-def precision_of(chain: Sequence[str]) -> Precision:
+def precision_of(chain: Sequence[str]) -> TargetPrecision:
     """Return the precision that a chain reduces a model to; FP32: none."""
     reduced = (STEPS[name].precision for name in chain)
-    return next((each for each in reduced if each is not Precision.FP32), Precision.FP32)
-
-
-def reducing(chain: Sequence[str]) -> Step | None:
-    """Return the step that reduces the precision, or None."""
-    return next((STEPS[n] for n in chain if STEPS[n].precision is not Precision.FP32), None)
+    return next(
+        (each for each in reduced if each is not TargetPrecision.FP32), TargetPrecision.FP32
+    )
 
 
 def needs_kernels(chain: Sequence[str]) -> bool:
@@ -140,8 +137,8 @@ def needs_kernels(chain: Sequence[str]) -> bool:
     return _KERNELS in chain
 
 
-def _of_precision(precision: Precision, options: TuneOptions) -> Iterator[Chain]:
-    if precision is Precision.FP32:
+def _of_precision(precision: TargetPrecision, options: TuneOptions) -> Iterator[Chain]:
+    if precision is TargetPrecision.FP32:
         yield from _listed(_EXACT[options.device])
         return
     first, *others = _REDUCING[precision]

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError, one_line
 from onnxfold.tuning.options import TuneOptions
-from onnxfold.tuning.run import tune
+from onnxfold.tuning.tuner import tune
 
 
 @dataclass(frozen=True, slots=True)

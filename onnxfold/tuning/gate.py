@@ -21,7 +21,7 @@ from onnxfold.check.result import ModelSource
 from onnxfold.check.truth import Truth, judged
 from onnxfold.errors import VerificationError
 from onnxfold.options import DEFAULT_NOISE_LIMIT
-from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.options import TargetPrecision, TuneOptions
 
 Run = Callable[[bool], list[Outputs]]  # with optimizations or without
 # Rows that leave no narrow type, and on which a norm divides by little more than epsilon.
@@ -45,7 +45,7 @@ class Gate:
     truth: Truth
     options: TuneOptions
 
-    def budget(self, precision: Precision) -> Budget:
+    def budget(self, precision: TargetPrecision) -> Budget:
         """Return the error budget of a precision, the user's where one was given."""
         metric, limit = self.options.metric, self.options.max_error
         if limit is not None:
@@ -54,7 +54,7 @@ class Gate:
             return Budget({metric: Budget.default_limit(precision.value, metric)})
         return Budget.default(precision.value)
 
-    def judge(self, run: Run, candidate: ModelSource, precision: Precision) -> Verdict:
+    def judge(self, run: Run, candidate: ModelSource, precision: TargetPrecision) -> Verdict:
         """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.
 
         The session has all optimizations, or none where that is asked for.
@@ -63,7 +63,7 @@ class Gate:
             check_interface(self.source, candidate)
         except VerificationError as error:
             return Verdict(False, str(error))
-        if precision is Precision.FP32 and self.options.max_error is None:
+        if precision is TargetPrecision.FP32 and self.options.max_error is None:
             criterion = AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
             found = judged(self.source, candidate, self.truth, criterion, run)
             return Verdict(found.passed, found.worst, {"noise_ratio": found.noise_ratio})

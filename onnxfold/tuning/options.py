@@ -13,7 +13,7 @@ from onnxfold.options import Device, bytes_of, check_number, check_threads, memb
 DEFAULT_BUDGET_S = 600.0
 
 
-class Precision(StrEnum):
+class TargetPrecision(StrEnum):
     """What weights and activations may become; the first keeps what the model has."""
 
     FP32 = "fp32"
@@ -32,7 +32,7 @@ class TuneOptions:
 
     device: Device = Device.CPU
     threads: int = 1
-    precisions: tuple[Precision, ...] = (Precision.FP32,)
+    precisions: tuple[TargetPrecision, ...] = (TargetPrecision.FP32,)
     inputs: tuple[str, ...] = ()
     data: Path | None = None
     samples: int = 2
@@ -81,6 +81,6 @@ class TuneOptions:
         return bytes_of(self.memory)
 
 
-def precision_named(name: str) -> Precision:
+def precision_named(name: str) -> TargetPrecision:
     """Return the precision of a name; raises UsageError where there is none."""
-    return member(Precision, name, f"precision '{name}'")
+    return member(TargetPrecision, name, f"precision '{name}'")

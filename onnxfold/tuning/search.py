@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from onnxfold import model_io
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
-from onnxfold.tuning import selection
+from onnxfold.tuning import ranking
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.chains import Chain, spelled
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.gate import Gate
-from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.processes import JobFailed, JobTookTooLong
 from onnxfold.tuning.publish import model_bytes
 from onnxfold.tuning.steps import STEPS
@@ -29,7 +29,7 @@ _LEFT_ALONE = (2, 8, 24)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """How far a run is: candidates done of all, what is at hand, the best so far, time left."""
 
     done: int
@@ -39,7 +39,7 @@ class Progress:
     seconds_left: float
 
 
-Listener = Callable[[Progress], None]
+Listener = Callable[[SearchProgress], None]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class Search:
     def _tell(self, done: int, total: int, doing: str) -> None:
         if self.listener is not None:
             left = max(0.0, self.end - time.monotonic())
-            self.listener(Progress(done, total, doing, self.best, left))
+            self.listener(SearchProgress(done, total, doing, self.best, left))
 
     def _built(
         self, todo: Sequence[Candidate], pool: ThreadPoolExecutor, stop: float
@@ -166,15 +166,15 @@ class Search:
 
     def _final(self, seconds: float) -> None:
         """Time the fastest in turns and keep the winner; fewer of them where that fails."""
-        entrants = selection.finalists(self.candidates)
+        entrants = ranking.finalists(self.candidates)
         while len(entrants) > 1:
             try:
                 spent = self.trials.race(entrants, seconds)
             except JobFailed as error:
                 entrants.pop().reason = f"not in the final, which failed with it: {error}"
                 continue
-            selection.note_times(entrants, spent)
-            self.winner = selection.winner(entrants, spent)
+            ranking.note_times(entrants, spent)
+            self.winner = ranking.winner(entrants, spent)
             return
 
     def chosen(self) -> Candidate | None:
@@ -187,7 +187,7 @@ class Search:
         if not right and not self._keeps_precision:
             return None
         if right and (len(self.options.chains) == 1 or not self.options.timed):
-            return min(right, key=lambda candidate: candidate.precision is Precision.FP32)
+            return min(right, key=lambda candidate: candidate.precision is TargetPrecision.FP32)
         best = self.best
         if self.winner is not None:
             return self.winner
@@ -197,4 +197,4 @@ class Search:
     @property
     def _keeps_precision(self) -> bool:
         """Whether the input itself is an answer."""
-        return Precision.FP32 in self.options.precisions and not self.options.chains
+        return TargetPrecision.FP32 in self.options.precisions and not self.options.chains

@@ -21,7 +21,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph.array_types import Array
 from onnxfold.options import Device, Target
 from onnxfold.tuning.facts import ModelFacts
-from onnxfold.tuning.options import Precision
+from onnxfold.tuning.options import TargetPrecision
 
 # A protobuf of this many bytes cannot be written; weights then lie beside it.
 _EMBEDDED_BYTES = (1 << 31) - (1 << 26)
@@ -37,12 +37,12 @@ class Context:
     feeds: tuple[Mapping[str, Array], ...] = ()
 
 
-class Step(ABC):
+class ToolStep(ABC):
     """One tool. name: in chains; needs: modules; precision: what it reduces the model to."""
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
-    precision: ClassVar[Precision] = Precision.FP32
+    precision: ClassVar[TargetPrecision] = TargetPrecision.FP32
     takes_exclusions: ClassVar[bool] = False
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Step(ABC):
         return tuple(name for name in self.needs if find_spec(name) is None)
 
 
-class Slim(Step):
+class Slim(ToolStep):
     """onnxslim: constants folded, equal nodes merged, dead ones removed."""
 
     name, needs = "slim", ("onnxslim",)
@@ -66,7 +66,7 @@ class Slim(Step):
         _write_proto(made, output)
 
 
-class Unflatten(Step):
+class Unflatten(ToolStep):
     """Products of flattened rows as products of the rows as they stand: what fusions look for."""
 
     name = "unflatten"
@@ -79,7 +79,7 @@ class Unflatten(Step):
         _write(model, output)
 
 
-class ScriptOptimizer(Step):
+class ScriptOptimizer(ToolStep):
     """onnxscript's optimizer: constants folded, its rules applied."""
 
     name, needs = "script", ("onnxscript",)
@@ -92,7 +92,7 @@ class ScriptOptimizer(Step):
         _write(model, output)
 
 
-class Fusions(Step):
+class Fusions(ToolStep):
     """onnxscript's fusions for ONNX Runtime: attention, norms, activations of dynamo's exports."""
 
     name, needs = "fusions", ("onnxscript",)
@@ -104,7 +104,7 @@ class Fusions(Step):
         _write(made[0] if isinstance(made, tuple) else made, output)
 
 
-class RuntimeOptimizer(Step):
+class RuntimeOptimizer(ToolStep):
     """ONNX Runtime's transformers optimizer."""
 
     name, needs = "optimizer", ("onnxruntime",)
@@ -125,7 +125,7 @@ class RuntimeOptimizer(Step):
 
 
 @dataclass(frozen=True)
-class Fold(Step):
+class FoldStep(ToolStep):
     """onnxfold optimize, for one target; the check comes with the chain's end."""
 
     target: Target
@@ -135,16 +135,23 @@ class Fold(Step):
         return f"fold-{self.target}"
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        from onnxfold import api
+        import numpy as np
+
+        from onnxfold.model_io.sources import open_source
+        from onnxfold.options import Options
+        from onnxfold.pipeline import run
+        from onnxfold.pipeline.stage_timer import StageTimer
 
         device = context.device if self.target is Target.ORT else Device.CPU
-        api.optimize(source, output, target=self.target, device=device, check=0, force=True)
+        options = Options(target=self.target, device=device, check=0, force=True)
+        with np.errstate(all="ignore"):
+            run(open_source(source), output, options, StageTimer(None))
 
 
-class Half(Step):
+class Half(ToolStep):
     """ONNX Runtime's float16 converter; inputs and outputs keep their types."""
 
-    name, needs, precision = "fp16", ("onnxruntime",), Precision.FP16
+    name, needs, precision = "fp16", ("onnxruntime",), TargetPrecision.FP16
     takes_exclusions = True
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
@@ -160,10 +167,10 @@ class Half(Step):
         _write_sorted(made, output)
 
 
-class DynamicInt8(Step):
+class DynamicInt8(ToolStep):
     """quantize_dynamic: weights to int8, activations when the session runs."""
 
-    name, needs, precision = "int8", ("onnxruntime",), Precision.INT8
+    name, needs, precision = "int8", ("onnxruntime",), TargetPrecision.INT8
     takes_exclusions = True
     per_channel: ClassVar[bool] = False
 
@@ -188,10 +195,10 @@ class ChannelInt8(DynamicInt8):
     per_channel = True
 
 
-class StaticInt8(Step):
+class StaticInt8(ToolStep):
     """quantize_static on data: QuantizeLinear and DequantizeLinear around what runs in int8."""
 
-    name, needs, precision = "int8-static", ("onnxruntime",), Precision.INT8
+    name, needs, precision = "int8-static", ("onnxruntime",), TargetPrecision.INT8
     takes_exclusions = True
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
@@ -219,7 +226,7 @@ class StaticInt8(Step):
 
 
 @dataclass(frozen=True)
-class Blocks(Step):
+class Blocks(ToolStep):
     """MatMulNBits: weights of products in blocks of few bits, activations as they are."""
 
     bits: int
@@ -232,8 +239,8 @@ class Blocks(Step):
         return f"int{self.bits}-blocks{self.block}"
 
     @property
-    def precision(self) -> Precision:  # type: ignore[override]
-        return Precision.INT4 if self.bits == 4 else Precision.INT8
+    def precision(self) -> TargetPrecision:  # type: ignore[override]
+        return TargetPrecision.INT4 if self.bits == 4 else TargetPrecision.INT8
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
@@ -251,7 +258,7 @@ class Blocks(Step):
         _write_proto(quantizer.model.model, output)
 
 
-STEPS: Mapping[str, Step] = {
+STEPS: Mapping[str, ToolStep] = {
     step.name: step
     for step in (
         Slim(),
@@ -259,7 +266,7 @@ STEPS: Mapping[str, Step] = {
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),
-        *(Fold(target) for target in Target),
+        *(FoldStep(target) for target in Target),
         Half(),
         DynamicInt8(),
         ChannelInt8(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxfold.graph.edit import replace_node, sweep
 from onnxfold.shapes import infer
 
 Shapes = dict[str, ir.Shape | None]
@@ -26,10 +27,10 @@ def unflatten(model: ir.Model) -> int:
     }
     shapes |= {str(value.name): value.shape for value in model.graph.inputs}
     gemms = [node for node in model.graph if node.op_type == "Gemm" and node.domain == ""]
-    return sum(_rewritten(model.graph, node, shapes) for node in gemms)
+    return sum(_rewritten(node, shapes) for node in gemms)
 
 
-def _rewritten(graph: ir.Graph, gemm: ir.Node, shapes: Shapes) -> bool:
+def _rewritten(gemm: ir.Node, shapes: Shapes) -> bool:
     rows, weight = gemm.inputs[0], gemm.inputs[1]
     flatten = None if rows is None else rows.producer()
     uses = list(gemm.outputs[0].uses())
@@ -49,9 +50,8 @@ def _rewritten(graph: ir.Graph, gemm: ir.Node, shapes: Shapes) -> bool:
     bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
     if bias is not None:
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], bias]))
-    last, y = nodes[-1].outputs[0], restore.outputs[0]
-    last.shape, last.type = y.shape, y.type
-    ir.convenience.replace_nodes_and_values(graph, restore, [gemm, restore], nodes, [y], [last])
+    replace_node(restore, nodes, {0: nodes[-1].outputs[0]})
+    sweep([gemm])
     return True
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from onnxfold.errors import UsageError
 from onnxfold.serving.codec import Tensor, decode
-from onnxfold.serving.request_bodies import Budget, RefusedError, Share, inflated, size_in
+from onnxfold.serving.request_bodies import BodyBudget, RefusedError, Share, inflated, size_in
 from onnxfold.serving.served_signature import ServedSignature, TensorSpec
 from onnxfold.serving.settings import NamedModel, ServeSettings
 
@@ -19,7 +19,7 @@ EMPTY = gzip.compress(b"", mtime=0)
 
 
 def share(limit: int = LIMIT) -> Share:
-    return Budget(limit).share()
+    return BodyBudget(limit).share()
 
 
 def plain(raw: bytes, encoding: str = "gzip", limit: int = LIMIT) -> bytes:
@@ -77,7 +77,7 @@ def test_a_body_has_its_time() -> None:
 
 
 def test_all_bodies_share_one_budget() -> None:
-    budget = Budget(100)
+    budget = BodyBudget(100)
     with budget.share() as first, budget.share() as second:
         first.take(60)
         second.take(40)

@@ -13,11 +13,11 @@ import onnx
 from onnx import numpy_helper
 
 from onnxfold.tuning import child
-from onnxfold.tuning.steps import STEPS, Context, Step
+from onnxfold.tuning.steps import STEPS, Context, ToolStep
 
 
-class _Broken(Step):
-    def __init__(self, like: Step, work: Callable[[onnx.ModelProto], None]) -> None:
+class _Broken(ToolStep):
+    def __init__(self, like: ToolStep, work: Callable[[onnx.ModelProto], None]) -> None:
         self.name = like.name  # type: ignore[misc]
         self.work = work
 

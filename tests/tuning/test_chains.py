@@ -9,10 +9,10 @@ import pytest
 from onnxfold.errors import UsageError
 from onnxfold.options import Device
 from onnxfold.tuning.chains import chains, needs_kernels, parse, precision_of, spelled
-from onnxfold.tuning.options import Precision, TuneOptions
+from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.steps import STEPS
 
-_ALL = (Precision.FP32, Precision.FP16, Precision.INT8, Precision.INT4)
+_ALL = (TargetPrecision.FP32, TargetPrecision.FP16, TargetPrecision.INT8, TargetPrecision.INT4)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_chains_are_of_known_steps_and_reduce_once(device: Device) -> None:
     found = chains(options)
     assert len(set(found)) == len(found)
     for chain in found:
-        reducing = [n for n in chain if STEPS[n].precision is not Precision.FP32]
+        reducing = [n for n in chain if STEPS[n].precision is not TargetPrecision.FP32]
         assert len(reducing) <= 1
     assert {precision_of(chain) for chain in found} == set(_ALL)
 
@@ -46,17 +46,17 @@ def test_precisions_take_turns_so_that_an_early_end_has_seen_all() -> None:
 
 def test_only_what_the_user_allows_is_tried() -> None:
     assert not any(map(needs_kernels, chains(TuneOptions(kernels=False, precisions=_ALL))))
-    without = chains(TuneOptions(precisions=(Precision.INT8,)))
-    with_data = chains(TuneOptions(precisions=(Precision.INT8,), data=Path("data")))
+    without = chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
+    with_data = chains(TuneOptions(precisions=(TargetPrecision.INT8,), data=Path("data")))
     assert not any("int8-static" in chain for chain in without)
     assert any("int8-static" in chain for chain in with_data)
     assert chains(TuneOptions(chains=("fusions > int8",))) == (("fusions", "int8"),)
 
 
 def test_other_precisions_stay_out() -> None:
-    assert {precision_of(c) for c in chains(TuneOptions())} == {Precision.FP32}
-    only = chains(TuneOptions(precisions=(Precision.INT8,)))
-    assert {precision_of(c) for c in only} == {Precision.INT8}
+    assert {precision_of(c) for c in chains(TuneOptions())} == {TargetPrecision.FP32}
+    only = chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
+    assert {precision_of(c) for c in only} == {TargetPrecision.INT8}
 
 
 @pytest.mark.parametrize(

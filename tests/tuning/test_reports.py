@@ -12,10 +12,10 @@ from rich.console import Console
 
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.facts import ModelFacts
-from onnxfold.tuning.options import Precision, TuneOptions
-from onnxfold.tuning.page import page
-from onnxfold.tuning.result import TuneResult, document
-from onnxfold.tuning.table import print_table
+from onnxfold.tuning.options import TargetPrecision, TuneOptions
+from onnxfold.tuning.tune_page import page
+from onnxfold.tuning.tune_result import TuneResult, document
+from onnxfold.tuning.tune_table import print_table
 
 
 def _candidate(*chain: str, **known: Any) -> Candidate:
@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
         _candidate("script", status=Status.SKIPPED, reason="the budget was spent"),
     ]
     result = TuneResult(candidates, best, ModelFacts("bert", 12, 768))
-    options = TuneOptions(precisions=(Precision.FP32, Precision.INT8))
+    options = TuneOptions(precisions=(TargetPrecision.FP32, TargetPrecision.INT8))
     return document(result, options, Path("<model>.onnx"))
 
 

@@ -15,8 +15,8 @@ import pytest
 import onnxfold
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.runtime.library import has_cuda
-from onnxfold.tuning import run as tuning
 from onnxfold.tuning import search
+from onnxfold.tuning import tuner as tuning
 from onnxfold.tuning.candidate import Status
 from onnxfold.tuning.processes import Processes
 from onnxfold.tuning.publish import METADATA_KEY
@@ -50,7 +50,7 @@ def test_one_chain_is_written_with_the_command_that_makes_it(tmp_path: Path) -> 
 
 def test_the_function_can_be_called_twice(tmp_path: Path) -> None:
     """The package of its parts has another name, which would replace the function."""
-    assert tuning.__name__ == "onnxfold.tuning.run"
+    assert tuning.__name__ == "onnxfold.tuning.tuner"
     assert callable(onnxfold.tune)
 
 

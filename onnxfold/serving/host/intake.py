@@ -18,7 +18,7 @@ import orjson
 from onnxfold.serving.host import metrics
 from onnxfold.serving.request_bodies import (
     WINDOWS,
-    Budget,
+    BodyBudget,
     RefusedError,
     Share,
     inflated,
@@ -44,7 +44,7 @@ class _LeftError(Exception):
 class Intake:
     """An ASGI application around another, which gets only requests that may and did come in."""
 
-    def __init__(self, app: Any, settings: ServeSettings, budget: Budget) -> None:
+    def __init__(self, app: Any, settings: ServeSettings, budget: BodyBudget) -> None:
         self._app = app
         self._settings = settings
         self._budget = budget

@@ -33,7 +33,7 @@ from onnxfold.serving.codec import RequestError, elements, raw_bytes
 from onnxfold.serving.host.connection import Connection
 from onnxfold.serving.host.intake import Intake
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
-from onnxfold.serving.request_bodies import Budget, size_in
+from onnxfold.serving.request_bodies import BodyBudget, size_in
 from onnxfold.serving.settings import ServeSettings
 
 _JSON_SIZE = "inference-header-content-length"
@@ -61,7 +61,7 @@ class _Uvicorn(uvicorn.Server):
 class Metrics(MetricsServer):
     """MLServer's metrics server, stopped by us."""
 
-    def __init__(self, settings: Any, asked: ServeSettings, budget: Budget) -> None:
+    def __init__(self, settings: Any, asked: ServeSettings, budget: BodyBudget) -> None:
         super().__init__(settings)
         self.opened = asyncio.Event()
         self._asked = asked
@@ -84,7 +84,7 @@ class Rest(RESTServer):
         handlers: Any,
         registry: Any,
         asked: ServeSettings,
-        budget: Budget,
+        budget: BodyBudget,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
         self._registry = registry
@@ -158,7 +158,7 @@ class Rest(RESTServer):
         router.routes.append(APIRoute(_INDEX, self.index, methods=["POST"], response_model=None))
 
 
-def _guard(config: uvicorn.Config, asked: ServeSettings, budget: Budget) -> Intake:
+def _guard(config: uvicorn.Config, asked: ServeSettings, budget: BodyBudget) -> Intake:
     """Put the limits, the token and TLS before an application."""
     config.app = intake = Intake(config.app, asked, budget)
     config.http = partial(Connection, header_timeout_s=asked.header_timeout_s)

@@ -30,7 +30,7 @@ from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host import extensions
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
-from onnxfold.serving.request_bodies import Budget, RefusedError
+from onnxfold.serving.request_bodies import BodyBudget, RefusedError
 from onnxfold.serving.settings import ServeSettings
 
 _CODES = {
@@ -46,7 +46,7 @@ _OPEN_CALLS = (f"/{extensions.SERVICE}/ServerLive", f"/{extensions.SERVICE}/Serv
 
 
 class _Servicer(InferenceServicer):
-    def __init__(self, data_plane: Any, handlers: Any, budget: Budget) -> None:
+    def __init__(self, data_plane: Any, handlers: Any, budget: BodyBudget) -> None:
         super().__init__(data_plane, handlers)
         self._budget = budget
         self._under_way = 0
@@ -193,7 +193,7 @@ class Rpc(GRPCServer):
         handlers: Any,
         registry: Any,
         asked: ServeSettings,
-        budget: Budget,
+        budget: BodyBudget,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
         self._registry = registry

@@ -21,7 +21,7 @@ from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
 from onnxfold.serving.host.sockets import allow_connections
 from onnxfold.serving.plain_logs import plain_logs
-from onnxfold.serving.request_bodies import Budget
+from onnxfold.serving.request_bodies import BodyBudget
 from onnxfold.serving.settings import ServeSettings
 
 Started = Callable[[Sequence[OnnxModel]], None]
@@ -112,8 +112,8 @@ class _Server(MLServer):
             repository=_Repository(self._shared), model_registry=self._model_registry
         )
         asked = self._shared.settings
-        budget = Budget(asked.most_buffered)
-        parts: tuple[Any, Any, Any, Any, ServeSettings, Budget] = (
+        budget = BodyBudget(asked.most_buffered)
+        parts: tuple[Any, Any, Any, Any, ServeSettings, BodyBudget] = (
             self._settings,
             self._data_plane,
             self._model_repository_handlers,

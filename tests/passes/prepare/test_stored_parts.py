@@ -68,7 +68,7 @@ def test_a_part_of_a_weight_is_centred() -> None:
     )
     model = _model(body, (16, 16), "float[B,4,8] y, float[B,4,8] z")
     model.graph.initializer.append(numpy_helper.from_array(np.ones(8, np.float32), "g"))
-    result = onnxfold.optimize(model)
+    result = onnxfold.optimize(model, target="ort")
     assert [norm["action"] for norm in result.report["inspect"]["norms"]] == ["rms", "rms"]
     assert {"v", "w"} <= {tensor.name for tensor in result.model.graph.initializer}
 

@@ -28,10 +28,10 @@ from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import TuneOptions
 from onnxfold.tuning.processes import JobFailed, Processes
 from onnxfold.tuning.publish import keep, model_bytes, publish
-from onnxfold.tuning.result import TuneResult, document
-from onnxfold.tuning.search import Listener, Progress, Search
+from onnxfold.tuning.search import Listener, Search, SearchProgress
 from onnxfold.tuning.stored_arrays import store
 from onnxfold.tuning.trials import Trials
+from onnxfold.tuning.tune_result import TuneResult, document
 from onnxfold.tuning.workshop import Workshop
 
 
@@ -93,7 +93,7 @@ def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener 
     processes = Processes(scratch, bounded)
     given = None if options.data is None else read_samples(options.data, source.model, path)
     if listener is not None:
-        listener(Progress(0, 1, "running the model in float64", None, options.budget))
+        listener(SearchProgress(0, 1, "running the model in float64", None, options.budget))
     truth = truth_of(
         source,
         spec=InputSpec.parse(options.inputs) if options.inputs else InputSpec(),

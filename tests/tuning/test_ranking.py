@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxfold.tuning.candidate import Candidate, Status
-from onnxfold.tuning.selection import finalists, least_median, note_times, winner
+from onnxfold.tuning.ranking import finalists, least_median, note_times, winner
 
 _ROUNDS = 41
 

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from string import Template
 from typing import Any
 
-from onnxfold.tuning.table import shown_error, shown_number, shown_ratio
+from onnxfold.tuning.tune_table import shown_error, shown_number, shown_ratio
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 760, 340, 64, 48, 16
 _METRICS = ("relative", "noise_ratio", "cosine", "kl", "top1")
@@ -26,7 +26,9 @@ _LEAST = 1e-3  # below it errors differ by luck
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the page for the document of a run; whatever it names is escaped."""
-    template = Template(files("onnxfold.tuning").joinpath("page.html").read_text(encoding="utf-8"))
+    template = Template(
+        files("onnxfold.tuning").joinpath("tune_page.html").read_text(encoding="utf-8")
+    )
     return template.substitute(
         title=escape(PurePath(report["input"]).name),
         verdict=_verdict(report),
