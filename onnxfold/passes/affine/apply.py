@@ -34,7 +34,9 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     for fusion in plan.fusions:
         site = by_output[fusion.output]
         bare = fusion.scales and not fusion.gamma
-        source = scale_source(edit.info, site) if bare else source_of(edit.info, site)
+        # A norm spelled out may multiply by ones, which are no gamma of the site's.
+        scale = scale_source(edit.info, site) if bare else None
+        source = scale or source_of(edit.info, site)
         if not isinstance(source, AffineSource):
             raise InvariantError(f"norm '{fusion.norm}' has no gamma or beta that can move")
         sources.append((fusion, source_within(edit, source)))
