@@ -100,7 +100,7 @@ def wild_number(model: onnx.ModelProto, rng: random.Random) -> None:
         if kind == 0:
             attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice(SIZES)
         elif kind == 1:
-            attribute.ints.extend(attribute.ints)
+            attribute.ints.extend(list(attribute.ints))
         else:
             del attribute.ints[:]
     else:
