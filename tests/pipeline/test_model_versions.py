@@ -53,11 +53,13 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", target="kernels", check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
-    versions = len(PASSES) - 1  # no deferral or tables, unless asked for, and none to take back
+    # No tables and no deferral, unless they are asked for, and none to take back.
+    versions = len(PASSES) - 1
     # No pass decides on what is written, of which the figures are; those before share the first.
     assert counted["recognitions"] == versions - 1 + 1
-    # Four on the way: before Gelus, before and behind residual additions, of what is written.
-    assert counted["views"] == 1 + versions + 4 + 2
+    # Of the model as it came, without and with its claims.  Four on the way: before Gelus, before
+    # and behind residual additions, of what is written.
+    assert counted["views"] == 2 + versions + 4 + 2
     # Of the model as it came, before rows become calls, and of what is written.
     assert counted["inferences"] == 1 + 1 + 1
     # One to infer shapes in, the prepared one, one for each pass to edit and the last to prove.

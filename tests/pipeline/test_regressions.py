@@ -278,7 +278,7 @@ def test_a_weight_that_every_reader_has_a_copy_of_is_not_kept() -> None:
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_without_a_proof_the_report_is_what_it_is_with_one(target: str) -> None:
     """The version that is reported on was spelled for the target, in place: other names."""
-    path = Path(__file__).parent / "fixtures" / "deferred_norms.onnx"
+    path = Path(__file__).parent / "fixtures" / "deferred.onnx"
     given = onnx.load(path)
     proved, edited = (
         onnxfold.optimize(given, target=target, defer="all", defer_means=True, check=check)

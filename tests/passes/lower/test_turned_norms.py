@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
-from onnxfold.passes.centring import decide
+from onnxfold.passes.centring import worth
 from onnxfold.passes.lower import finalize
 from onnxfold.report.sentences import totals
 from tests.optimized import optimized
@@ -70,7 +70,7 @@ def test_a_session_executes_no_more_than_for_the_original(tmp_path: Path) -> Non
     assert row["foldable"]
     summary = result.report["inspect"]["summary"]
     assert (summary["foldable"], summary["left_foldable"]) == (1, 1)
-    assert totals(summary).startswith("0 of 1 LayerNorm folds to RMSNorm, 1 could and is left")
+    assert totals(summary).startswith("0 of 1 LayerNorm folds to RMSNorm, 1 more could and stays")
 
 
 def test_a_norm_that_could_not_fold_has_the_reason_for_that() -> None:
@@ -127,11 +127,19 @@ def test_the_optimizer_keeps_the_outputs_in_both_orders(target: str, level: int)
         assert error(optimized(again, "vit", level), model) <= ROUNDING
 
 
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_the_optimizer_keeps_the_outputs_of_norms_that_fold_always(target: str) -> None:
+    for model in (channels_first(), farther()):
+        result = onnxfold.optimize(model, target=target, fold="always")
+        assert result.report["inspect"]["summary"]["folded"] == 1
+        assert error(optimized(result.model, "vit", 1), model) <= ROUNDING
+
+
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 def test_the_optimizer_breaks_a_norm_that_is_not_left(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide, "turned_norms", lambda *_: frozenset())
+    monkeypatch.setattr(worth, "turned_norms", lambda *_: frozenset())
     monkeypatch.setattr(finalize, "turned_values", lambda *_: frozenset())
     for model in (channels_first(), farther()):
         folded = onnxfold.optimize(model, target=target).model
