@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from onnxfold.passes import costs
 
 _DEFAULT_GRAPHS = 2000
+_PRICES = {target: costs.costs_of(target) for target in costs.Target}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,12 +21,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(autouse=True)
-def _prices_of_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _prices_of_elements() -> Iterator[None]:
     """Leave out what an operator and a row cost: models of a few channels would be left alone.
 
-    Tests with the mark of that name have them, and so have commands in processes of their own.
+    Commands in processes of their own have them.
     """
-    if request.node.get_closest_marker("prices") is None:
-        table = {target: costs.costs_of(target).of_elements() for target in costs.Target}
-        monkeypatch.setattr(costs, "_COSTS", table)
+    table = {target: prices.of_elements() for target, prices in _PRICES.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "_COSTS", table)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _all_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put all prices back where a test has the mark of that name."""
+    if request.node.get_closest_marker("prices") is not None:
+        monkeypatch.setattr(costs, "_COSTS", _PRICES)
