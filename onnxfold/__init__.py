@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
     from onnxfold.runtime.library import get_library_path, register, session
+    from onnxfold.tuning.options import TuneOptions
+    from onnxfold.tuning.tune_result import TuneResult
 
 __all__ = [
     "BudgetVerification",
@@ -40,6 +42,8 @@ __all__ = [
     "Plan",
     "Result",
     "Target",
+    "TuneOptions",
+    "TuneResult",
     "UnchangedError",
     "UsageError",
     "Verification",
@@ -72,6 +76,8 @@ _HOME = {
     "Plan": "passes.plan",
     "Result": "pipeline",
     "Target": "options",
+    "TuneOptions": "tuning.options",
+    "TuneResult": "tuning.tune_result",
     "UnchangedError": "errors",
     "UsageError": "errors",
     "Verification": "check.result",

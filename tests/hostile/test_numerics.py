@@ -123,7 +123,7 @@ def test_only_the_norm_behind_such_a_weight_is_left() -> None:
 def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float, case: str) -> None:
     given = bad_conditions(dtype, np.random.default_rng(2))
     model = layer_norm_model(dtype, epsilon, **given[case])
-    result = onnxfold.optimize(model)
+    result = onnxfold.optimize(model, target="ort")  # others keep norms of so small an epsilon
     few_bits = (dtype, case) == (np.float16, "denormal")
     assert codes(result) == (["non_finite_weight"] if few_bits else [])
     verification = onnxfold.verify(model, result.model, seed=3)
