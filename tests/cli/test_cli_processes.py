@@ -19,7 +19,17 @@ from tests.builders import chain_model
 def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
     """One real process, so that entry point, imports and exit code are the shipped ones."""
     onnx.save(chain_model(), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "onnxfold", "optimize", "m.onnx", "-o", "o.onnx"]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxfold",
+        "optimize",
+        "m.onnx",
+        "-o",
+        "o.onnx",
+        "--fold",
+        "always",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 LayerNorm folds" in done.stdout
@@ -152,7 +162,7 @@ def on_terminal(model: Path, names: dict[str, str]) -> bytes:
     """Return what `inspect` writes to a terminal of its own."""
     ours, theirs = os.openpty()
     inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    words = [sys.executable, "-m", "onnxfold", "inspect", str(model)]
+    words = [sys.executable, "-m", "onnxfold", "inspect", str(model), "--fold", "always"]
     with subprocess.Popen(words, env=inherited | names, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         said = b""

@@ -67,7 +67,16 @@ def start(model: Path, act: str, *words: str, stage: str) -> subprocess.Popen[st
 
 def optimized(model: Path, act: str, stage: str) -> tuple[int, str, str]:
     with start(
-        model, act, "optimize", "model.onnx", "-o", "fast.onnx", "--json", stage=stage
+        model,
+        act,
+        "optimize",
+        "model.onnx",
+        "-o",
+        "fast.onnx",
+        "--fold",
+        "always",
+        "--json",
+        stage=stage,
     ) as process:
         out, said = process.communicate(timeout=120)
     return process.returncode, out, said
@@ -76,7 +85,7 @@ def optimized(model: Path, act: str, stage: str) -> tuple[int, str, str]:
 @contextmanager
 def waiting(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Yield an `optimize` that has staged its output and sleeps, and the process that works."""
-    words = ("optimize", "model.onnx", "-o", "fast.onnx", "--json")
+    words = ("optimize", "model.onnx", "-o", "fast.onnx", "--fold", "always", "--json")
     with start(model, _WAIT, *words, stage="verify") as process:
         assert process.stdout is not None
         worker = int(process.stdout.readline())
@@ -120,7 +129,7 @@ def test_a_kill_by_the_system_is_one_line_and_leaves_nothing(model: Path) -> Non
 
 
 def test_verbose_shows_where_it_crashed(model: Path) -> None:
-    words = ("--verbose", "optimize", "model.onnx", "-o", "fast.onnx", "--json")
+    words = ("--verbose", "optimize", "model.onnx", "-o", "fast.onnx", "--fold", "always", "--json")
     with start(model, "ctypes.string_at(0)", *words, stage="prove") as process:
         _, said = process.communicate(timeout=120)
     assert process.returncode == 3
@@ -236,7 +245,18 @@ def test_what_its_caller_ignores_does_not_end_it(model: Path) -> None:
     act = "os.kill(os.getppid(), signal.SIGHUP); os.kill(os.getpid(), signal.SIGHUP)"
     program = ignored + _PROGRAM.format(act=act, stage="verify")
     done = subprocess.run(
-        [sys.executable, "-c", program, "-q", "optimize", "model.onnx", "-o", "fast.onnx"],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "-q",
+            "optimize",
+            "model.onnx",
+            "-o",
+            "fast.onnx",
+            "--fold",
+            "always",
+        ],
         cwd=model.parent,
         env=_environment(),
         capture_output=True,
