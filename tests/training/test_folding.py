@@ -184,7 +184,9 @@ def test_as_many_norms_fold_as_in_the_exported_graph(name: str, tmp_path: Path) 
     with torch.no_grad():
         torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, verbose=False)
     norms = onnxfold.inspect(path)["norms"]
-    assert sum(norm["foldable"] for norm in norms) == (5 if name == "dinov2" else EXPECTED[name][0])
+    # Whisper's encoder, whose stream begins after a GELU, by a centring that a graph can insert.
+    in_graph = {"dinov2": 5, "whisper": 10}.get(name, EXPECTED[name][0])
+    assert sum(norm["foldable"] for norm in norms) == in_graph
 
 
 def test_layer_scale_is_named() -> None:
