@@ -246,7 +246,8 @@ def apart(made: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
             raise Failed(f"no result in {LIMIT_S} s") from error
         # Whatever a tool raises is what the row says.
         except Exception as error:
-            raise Failed(f"{type(error).__name__}: {' '.join(str(error).split())[:120]}") from error
+            said = " ".join(str(error).split()).replace(f"{tempfile.gettempdir()}/", "")
+            raise Failed(f"{type(error).__name__}: {said[:120]}") from error
 
 
 def _session(path: Path, *, plain: bool = False) -> Any:
