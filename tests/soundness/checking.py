@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxfold.errors import OnnxfoldError
-from onnxfold.options import Device, Target
+from onnxfold.options import Device, Folding, Target
 from tests.operators.sample import Array
 from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold
@@ -37,6 +37,7 @@ _ROUNDOFF = {
     TensorProto.BFLOAT16: 2.0**-8,
 }
 _EXCLUDED = "[1-3]$"
+_BY_PRICE = 0.2
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
            ValueError)  # fmt: skip
 # What onnx's inference says of the originals too, where it gets so far: outputs of other domains
@@ -56,6 +57,7 @@ class Settings:
     exclude: str | None
     defer: bool = True
     device: Device = Device.CPU
+    fold: Folding = Folding.ALWAYS
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -81,6 +83,7 @@ def settings_of(seed: int) -> Settings:
         _EXCLUDED if rng.random() < 0.04 else None,
         rng.random() < 0.6,
         rng.choice(list(Device)),
+        Folding.AUTO if rng.random() < _BY_PRICE else Folding.ALWAYS,
     )
 
 
@@ -101,6 +104,7 @@ def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) 
             count_roles=count_roles,
             defer=settings.defer,
             device=settings.device,
+            folding=settings.fold,
         )
     except (OnnxfoldError, *_ERRORS) as error:
         return Outcome(f"crash: {_line(error)}", None)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfold.options import Device, Target
+from onnxfold.options import Device, Folding, Target
 from tests.soundness.checking import Settings, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
 from tests.soundness.shrinking import shrunk
@@ -60,10 +60,12 @@ def load(name: str, folder: Path = FOLDER) -> tuple[RandomGraph, Settings]:
             element = value.type.tensor_type.elem_type
             feeds[value.name] = feeds[value.name].astype(helper.tensor_dtype_to_np_dtype(element))
     settings = written["settings"]
-    target, device = Target(settings["target"]), Device(settings.get("device", Device.CPU))
-    return RandomGraph(model, feeds, Counter()), Settings(
-        **{**settings, "target": target, "device": device}
-    )
+    named = {
+        "target": Target(settings["target"]),
+        "device": Device(settings.get("device", Device.CPU)),
+        "fold": Folding(settings.get("fold", Folding.ALWAYS)),
+    }
+    return RandomGraph(model, feeds, Counter()), Settings(**{**settings, **named})
 
 
 def shrink_seed(seed: int, folder: Path = FOLDER) -> str | None:

@@ -58,6 +58,7 @@ def fold(
     count_roles: bool = False,
     defer: bool = False,
     device: Device = Device.CPU,
+    folding: Folding = Folding.ALWAYS,
 ) -> Folded:
     """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
 
@@ -74,7 +75,7 @@ def fold(
         defer=deferral,
         defer_means=defer,
         device=device,
-        fold=Folding.ALWAYS,
+        fold=folding,
     )
     without = frozenset[str]() if fuse_affine else AFFINE_PASSES
     without |= frozenset[str]() if defer else {"deferral"}

@@ -38,6 +38,13 @@ _NOT_TRIGGERED = {
     "tests/hostile/test_numerics.py does",
 }
 
+# What only numbers and widths bring about that a random graph does not draw.
+_ELSEWHERE = {
+    RefusalCode.NOT_PROVED: "tests/pipeline/test_model_versions.py breaks a proof",
+    RefusalCode.OUTLYING_GAMMA: "tests/passes/affine/test_outlying.py",
+    RefusalCode.ROUNDS_MORE: "tests/passes/deferral/test_layer_norms.py, tests/passes/scales",
+}
+
 # In which roles a line must be met on the way back from a norm.  A reader that passes a shift on
 # is confirmed by the carrier that it names.
 _LINEAR = frozenset({"writer", "carrier", "passes"})
@@ -133,8 +140,7 @@ def test_every_line_is_met_in_each_of_its_roles_on_the_way_back_from_a_norm(law:
 
 
 def test_every_reason_to_leave_a_norm_occurs() -> None:
-    # A proof fails too seldom to be waited for; tests/pipeline/test_model_versions.py breaks one.
-    waiting = set(RefusalCode) - set(_NOT_TRIGGERED) - {RefusalCode.NOT_PROVED}
+    waiting = set(RefusalCode) - set(_NOT_TRIGGERED) - set(_ELSEWHERE)
     for seed in range(_LARGEST_BATCH):
         folded = check(random_graph(seed), settings_of(seed)).folded
         if folded is None:

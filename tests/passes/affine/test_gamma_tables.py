@@ -8,7 +8,7 @@ import pytest
 
 import onnxfold
 from onnxfold.passes import gamma_tables as tables_of_gammas
-from onnxfold.passes.affine import tables as pass_of_tables
+from onnxfold.passes.affine import into_tables
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.test_rotary_tables import CASES, SIZE, _model
 
@@ -60,7 +60,7 @@ def test_a_gamma_that_is_not_turned_breaks_the_model_and_its_proof(
             found.factors = [(node, index, first) for node, index, _ in found.factors]
         return found
 
-    monkeypatch.setattr(pass_of_tables, "gamma_tables", straight)
+    monkeypatch.setattr(into_tables, "gamma_tables", straight)
     result = onnxfold.optimize(model, fuse_affine="always", check=0)
     assert not any(fusion.tables for fusion in result.plan.fusions)
     assert any("proof failed" in left["reason"] for left in result.report["left_out"])
