@@ -33,6 +33,8 @@ _NAMED, _NEAR_LARGEST = 3, 0.5
 _RELIEF = 0.25
 # From what error on a value is no result of its precision: int4 leaves 0.1 of a weight, int8 0.01.
 _BROKEN = 0.5
+# A node that is wrong by itself counts from this share of a budget on.
+_COUNTS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class Blame:
     alone: float
     by_itself: float
     among: int = 1
+
+    @property
+    def fault(self) -> str:
+        """A sentence about a node that `broken` returns."""
+        return (
+            f"node '{self.node}' is wrong by itself: '{self.value}' errs by {self.by_itself:.2g} "
+            f"where all that it reads is right ('{self.changed_node}')"
+        )
 
 
 def blame(
@@ -82,16 +92,17 @@ def broken(
     changed: ModelSource,
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
-    least: float,
+    allowed: float,
     engine: OnnxRuntime | None = None,
 ) -> tuple[Blame, ...]:
     """Nodes that no precision explains: half of what they compute or store is wrong by itself.
 
-    They make a quarter of the error, and ``least`` of the outputs. Outputs may be near enough all
-    the same, as where a fault is in one of many layers. Raises as `blame` does.
+    They make a quarter of the error, and a fiftieth of the relative error that is ``allowed``.
+    Outputs may be near enough all the same, as where a fault is in one of many layers. Raises as
+    `blame` does.
     """
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
-    least = max(least, _EXPLAINS * comparison.whole)
+    least = max(_COUNTS * allowed, _EXPLAINS * comparison.whole)
     found = [one for one in comparison.contributions() if one.alone > 0 and one.alone >= least]
     found = [one for one in sorted(found, key=_place) if _is_relieved(comparison, one)]
     described = _described(comparison, found)

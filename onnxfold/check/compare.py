@@ -15,9 +15,6 @@ from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
 
-# A node that is wrong by itself counts from this share of the budget on.
-_TELLING = 0.02
-
 
 def verify(  # noqa: PLR0913  # each is an option of the command line
     original: ModelSource,
@@ -111,11 +108,7 @@ def verify_within(  # noqa: PLR0913  # each is an option of the command line
     if report.passed:
         blamed = _broken(original, changed, truth, budget)
         if blamed:
-            one = blamed[0]
-            sentence = (
-                f"the outputs are, but node '{one.node}' is wrong by itself: '{one.value}' errs by "
-                f"{one.by_itself:.2g} where all that it reads is right ('{one.changed_node}')"
-            )
+            sentence = f"the outputs are right, but {blamed[0].fault}"
             report = replace(report, passed=False, sentence=sentence)
     elif find_blame:
         blamed, unknown = _blamed(original, changed, truth)
@@ -163,8 +156,7 @@ def _broken(
     if engine is None:
         return ()
     try:
-        least = _TELLING * budget.relative
-        return broken(original, changed, truth.feeds, truth.outputs, least, engine)
+        return broken(original, changed, truth.feeds, truth.outputs, budget.relative, engine)
     except CannotRun:
         return ()
 

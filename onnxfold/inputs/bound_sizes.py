@@ -79,8 +79,8 @@ def bind_dims(
     shapes = _shapes(values.values())
     bound = _bind_given(shapes, given)
     fixed = frozenset(bound)
-    sizes = _like_given(shapes, given, sizes)
     atoms, pasts = _atoms(shapes), _pasts(shapes)
+    sizes = _cached_like_given(shapes, given, pasts, _like_given(shapes, given, sizes))
     present, step = _present(shapes), _told_step(shapes, pasts) or sizes.step
     if isinstance(present, str) and present in atoms and step is not None:
         bound.setdefault(present, step)
@@ -230,6 +230,20 @@ def _like_given(
             sizes = replace(sizes, batch=shape[0])
         if len(dims) == 2 and isinstance(dims[1], str):
             return replace(sizes, length=shape[1])
+    return sizes
+
+
+def _cached_like_given(
+    shapes: Mapping[str, tuple[Dim, ...]],
+    given: Mapping[str, tuple[int, ...]],
+    pasts: set[str],
+    sizes: BoundSizes,
+) -> BoundSizes:
+    """As many tokens in every cache as in the first given one; exports name each length apart."""
+    for name, shape in given.items():
+        for axis, dim in enumerate(shapes.get(name, ())):
+            if dim in pasts and (name not in sizes.heads or axis == len(shape) - 2):
+                return replace(sizes, past=shape[axis])
     return sizes
 
 

@@ -265,11 +265,26 @@ def _blame(job: Document) -> Document:
     return {"nodes": rank(before, after, _loaded(job["feeds"]), _loaded(job["truths"]))}
 
 
+def _broken(job: Document) -> Document:
+    """Return what is wrong by itself in a file whose outputs are near enough, None for nothing."""
+    from onnxfold import model_io
+    from onnxfold.check.blame import broken
+    from onnxfold.check.result import ModelSource
+
+    original, changed = (
+        ModelSource(model_io.load(path), path) for path in (Path(job["source"]), Path(job["path"]))
+    )
+    feeds, truths = _loaded(job["feeds"]), _loaded(job["truths"])
+    found = broken(original, changed, feeds, truths, job["allowed"])
+    return {"fault": found[0].fault if found else None}
+
+
 _JOBS: Mapping[str, Callable[[Document], Document]] = {
     "step": _step,
     "run": _run,
     "race": _race,
     "blame": _blame,
+    "broken": _broken,
 }
 
 if __name__ == "__main__":

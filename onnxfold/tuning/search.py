@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from onnxfold import model_io
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
+from onnxfold.graph.array_types import Float64
 from onnxfold.tuning import ranking
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.chains import Chain, spelled
@@ -26,6 +27,8 @@ from onnxfold.tuning.workshop import BudgetSpent, Made, Workshop, missing_packag
 _FINAL_SHARE, _FINAL_S = 0.2, 60.0
 # How many of the nodes to blame stay as they were when a candidate over its budget is built again.
 _LEFT_ALONE = (2, 8, 24)
+# How long the nodes of a winner may be compared with those of the input, one by one.
+_LOOK_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Search:
     listener: Listener | None
     candidates: list[Candidate]
     digests: dict[str, Chain] = field(default_factory=dict)
-    winner: Candidate | None = None
+    final: tuple[list[Candidate], Float64] | None = None
 
     @property
     def best(self) -> Candidate | None:
@@ -174,11 +177,32 @@ class Search:
                 entrants.pop().reason = f"not in the final, which failed with it: {error}"
                 continue
             ranking.note_times(entrants, spent)
-            self.winner = ranking.winner(entrants, spent)
+            self.final = entrants, spent
             return
 
     def chosen(self) -> Candidate | None:
         """Return what is to be written, None where nothing of what was asked for is right.
+
+        The outputs of a model of reduced precision may be near enough though a node of it is wrong,
+        so each winner is looked into, and the next one takes the place of a broken one.
+        """
+        while True:
+            found = self._fastest()
+            if found is None or found.precision is TargetPrecision.FP32 or found.path is None:
+                return found
+            try:
+                fault = self.trials.fault(
+                    found.path, self.gate.budget(found.precision).relative, _LOOK_S
+                )
+            except JobFailed as error:
+                found.reason = f"its nodes were not compared one by one: {error}"
+                return found
+            if fault is None:
+                return found
+            found.status, found.reason = Status.WRONG, f"the outputs are right, but {fault}"
+
+    def _fastest(self) -> Candidate | None:
+        """Return the right candidate that won the final, or that seems the fastest.
 
         Where no final was run, as after an interruption, the first short measurement decides; where
         the device is not at hand, the order of chains, reduced precisions first.
@@ -189,8 +213,10 @@ class Search:
         if right and (len(self.options.chains) == 1 or not self.options.timed):
             return min(right, key=lambda candidate: candidate.precision is TargetPrecision.FP32)
         best = self.best
-        if self.winner is not None:
-            return self.winner
+        if self.final is not None:
+            entrants, spent = self.final
+            still = [n for n, entrant in enumerate(entrants) if entrant.status is Status.RIGHT]
+            return ranking.winner([entrants[n] for n in still], spent[still])
         faster = best is not None and (best.ratio or 0.0) > 1.0
         return best if faster else self.candidates[0]
 

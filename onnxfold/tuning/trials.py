@@ -78,6 +78,23 @@ class Trials:
             return []
         return list(result["nodes"])
 
+    def fault(self, path: Path, allowed: float, seconds: float) -> str | None:
+        """Return what no precision explains in a file whose outputs are near enough; None: nothing.
+
+        ``allowed``: the relative error of its budget. Raises JobFailed.
+        """
+        result = self.processes.run(
+            "broken",
+            seconds,
+            source=str(self.source),
+            path=str(path),
+            allowed=allowed,
+            feeds=[str(feed) for feed in self.feeds],
+            truths=[str(truth) for truth in self.truths],
+        )
+        fault: str | None = result["fault"]
+        return fault
+
     def race(self, entrants: Sequence[Candidate], seconds: float) -> Float64:
         """Return the seconds of entrants that take turns: [entrant, round]; raises JobFailed."""
         result = self.processes.run(

@@ -165,7 +165,9 @@ def test_a_scale_that_is_wrong_is_refused_though_the_outputs_are_near(
     assert not result.passed
     assert result.report.outputs[0].worst["relative"] < 0.2  # type: ignore[index]  # str is as good
     node = {"an activation": "node_cat", "a bias": "node_layer_norm_7"}[name]
-    assert str(result.worst).startswith(f"the outputs are, but node '{node}' is wrong by itself")
+    assert str(result.worst).startswith(
+        f"the outputs are right, but node '{node}' is wrong by itself"
+    )
 
 
 def test_full_precision_names_nodes_too(files: Path) -> None:

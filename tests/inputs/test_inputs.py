@@ -161,6 +161,16 @@ def test_the_length_of_a_cache_is_past_whatever_torch_calls_it() -> None:
         assert sample["attention_mask"].shape == (batch, past + sample["input_ids"].shape[1])
 
 
+def test_caches_with_names_of_their_own_are_as_long_as_the_one_that_is_given() -> None:
+    text = "int64[a, b] input_ids, int64[c, d] attention_mask, " + ", ".join(
+        f"float[a, 2, s_{name}, 4] past_{name}" for name in ("0_key", "0_value", "1_key", "1_value")
+    )
+    model = parsed(text, body="y = Identity (input_ids)")
+    for sample in made(model, InputSpec.parse(["input_ids:1,1", "past_0_value:1,2,33,4"])):
+        assert {sample[name].shape for name in sample if "past" in name} == {(1, 2, 33, 4)}
+        assert sample["attention_mask"].shape == (1, 34)
+
+
 def test_unnamed_dims_of_ids_and_masks_agree() -> None:
     model = parsed("int64[?, ?] ids, int64[?, ?] mask, float[?, 8] x", body="y = Identity (x)")
     for sample in made(model):

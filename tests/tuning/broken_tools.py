@@ -36,6 +36,13 @@ def scale_a_weight(model: onnx.ModelProto) -> None:
             return
 
 
+def shrink_one_of_many(model: onnx.ModelProto) -> None:
+    """As the wrong scale of one layer does: the outputs move by less than int4 may."""
+    tensor = next(t for t in model.graph.initializer if t.name == "val_97")
+    array = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(array * np.float32(0.4), tensor.name))
+
+
 def overflow(model: onnx.ModelProto) -> None:
     """As a float16 weight that is out of range does."""
     for tensor in model.graph.initializer:
@@ -96,6 +103,7 @@ BROKEN: dict[str, Callable[[onnx.ModelProto], None]] = {
     "int8-channel": crash,
     "fp16": hang,
     "int8-blocks32": fail,
+    "int4-blocks32": shrink_one_of_many,
 }
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ def _outputs(path: Path) -> np.ndarray:
     return session.run(None, {session.get_inputs()[0].name: images})[0]
 
 
+@pytest.fixture
+def broken_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
+    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=command))
+
+
 def test_one_chain_is_written_with_the_command_that_makes_it(tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     result = onnxfold.tune(DIGITS, out, chains=("fold-ort",))
@@ -54,12 +60,9 @@ def test_the_function_can_be_called_twice(tmp_path: Path) -> None:
     assert callable(onnxfold.tune)
 
 
-@pytest.mark.parametrize("name", sorted(BROKEN.keys() - {"fold-onnx"}))
-def test_a_planted_fault_is_a_row_and_never_written(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
-    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=broken))
+@pytest.mark.usefixtures("broken_tools")
+@pytest.mark.parametrize("name", sorted(BROKEN.keys() - {"fold-onnx", "int4-blocks32"}))
+def test_a_planted_fault_is_a_row_and_never_written(name: str, tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     with pytest.raises(VerificationError) as caught:
         onnxfold.tune(DIGITS, out, chains=(name,), precision=("fp32", "int8"), step_seconds=20)
@@ -71,22 +74,24 @@ def test_a_planted_fault_is_a_row_and_never_written(
     assert row.reason in str(caught.value)
 
 
-def test_nodes_that_a_tool_left_in_disorder_are_sorted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("broken_tools")
+def test_a_winner_is_looked_into_though_its_outputs_are_near_enough(tmp_path: Path) -> None:
+    out = tmp_path / "fast.onnx"
+    with pytest.raises(VerificationError, match="outputs are right, but node '.*' is wrong"):
+        onnxfold.tune(DIGITS, out, chains=("int4-blocks32",), data=HELDOUT, precision=("int4",))
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("broken_tools")
+def test_nodes_that_a_tool_left_in_disorder_are_sorted(tmp_path: Path) -> None:
     """ONNX Runtime sorts them itself, other readers need not."""
-    broken = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
-    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=broken))
     out = tmp_path / "fast.onnx"
     onnxfold.tune(DIGITS, out, chains=("fold-onnx",))
     onnx.checker.check_model(onnx.load(out))
 
 
-def test_a_broken_tool_does_not_end_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
-    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=broken))
+@pytest.mark.usefixtures("broken_tools")
+def test_a_broken_tool_does_not_end_the_others(tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     wanted = ("int8-channel", "slim", "fold-ort", "fold-ort > slim")
     result = onnxfold.tune(DIGITS, out, chains=wanted)
