@@ -77,7 +77,7 @@ def test_a_planted_fault_is_a_row_and_never_written(name: str, tmp_path: Path) -
 @pytest.mark.usefixtures("broken_tools")
 def test_a_winner_is_looked_into_though_its_outputs_are_near_enough(tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
-    with pytest.raises(VerificationError, match="outputs are right, but node '.*' is wrong"):
+    with pytest.raises(VerificationError, match=r"are right, but node '.*' is wrong"):
         onnxfold.tune(DIGITS, out, chains=("int4-blocks32",), data=HELDOUT, precision=("int4",))
     assert not out.exists()
 
