@@ -9,8 +9,8 @@ torch; a skeleton is filled with random weights first.  From an fp32 export `tun
 precision or reduce it within its error budget, to int8 on a CPU and to float16 on a GPU; an fp16
 export keeps its own.  A ratio compares with ONNX Runtime on the export itself: on a CPU by the
 processor time of one thread, on a GPU with inputs and outputs on the device and with CUDA graphs
-where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than the rest;
-truth and outputs of a language model are as large as its vocabulary.
+where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than the rest,
+``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs; truth and outputs of a language model are as large as its vocabulary.
 
 Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
 export; the budget is divided among the exports that are left, and the winners come last.  An
@@ -127,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sequence", nargs="+", default=["512"], metavar="N", help="N, or NAME=N for one model"
     )
+    parser.add_argument(
+        "--inputs", nargs="+", default=[], metavar="MODEL=INPUT:SIZES", help="in place of these"
+    )
     parser.add_argument("--samples", type=int, default=1, help="sets of inputs of the check")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="files that are built at once")
@@ -162,15 +165,19 @@ def _tuned(
             source = Path(scratch, "model.onnx")
             skeleton.fill(given, source)
         batch, sequence = options.batch, _sequence(name, options.sequence)
-        first, sizes = _first_input(source, batch, sequence)
-        sequence = sequence if len(sizes) == len(("batch", "sequence")) else 0
+        inputs = [text for text in options.inputs if text.startswith(f"{name}=")]
+        inputs = [text.removeprefix(f"{name}=") for text in inputs]
+        if not inputs:
+            first, sizes = _first_input(source, batch, sequence)
+            sequence = sequence if len(sizes) == len(("batch", "sequence")) else 0
+            inputs = [f"{first}:{','.join(map(str, sizes))}"]
         try:
             result = onnxfold.tune(
                 source,
                 Path(scratch, "tuned.onnx"),
                 device=options.device,
                 precision=PRECISIONS[options.device, dtype],
-                inputs=(f"{first}:{','.join(map(str, sizes))}",),
+                inputs=tuple(inputs),
                 samples=options.samples,
                 chains=tuple(options.chains),
                 jobs=options.jobs,

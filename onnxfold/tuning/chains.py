@@ -59,16 +59,16 @@ _EXACT: Mapping[Device, str] = {
 # Around the step that reduces the precision, *.
 _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
-        unflatten > fold-kernels > *
-        unflatten > *
-        unflatten > fusions > optimizer > fold-kernels > *
+        unflatten > untie > fold-kernels > *
+        unflatten > untie > *
+        unflatten > untie > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
-        unflatten > fold-ort > *
-        unflatten > fusions > optimizer > *
+        unflatten > untie > fold-ort > *
+        unflatten > untie > fusions > optimizer > *
         optimizer > *
         optimizer > fold-ort > *
-        unflatten > fusions > optimizer > fold-ort > *
-        unflatten > fusions > *
+        unflatten > untie > fusions > optimizer > fold-ort > *
+        unflatten > untie > fusions > *
         slim > fold-kernels > *
         slim > *
         fold-kernels > *

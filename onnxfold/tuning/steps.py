@@ -79,6 +79,19 @@ class Unflatten(ToolStep):
         _write(model, output)
 
 
+class Untie(ToolStep):
+    """Weights that products read transposed, stored as they are read: what quantizers look for."""
+
+    name = "untie"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        from onnxfold.tuning.untie import untie
+
+        model = model_io.load(source)
+        untie(model)
+        _write(model, output)
+
+
 class ScriptOptimizer(ToolStep):
     """onnxscript's optimizer: constants folded, its rules applied."""
 
@@ -263,6 +276,7 @@ STEPS: Mapping[str, ToolStep] = {
     for step in (
         Slim(),
         Unflatten(),
+        Untie(),
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),
