@@ -10,7 +10,8 @@ precision or reduce it within its error budget, to int8 on a CPU and to float16 
 export keeps its own.  A ratio compares with ONNX Runtime on the export itself: on a CPU by the
 processor time of one thread, on a GPU with inputs and outputs on the device and with CUDA graphs
 where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than the rest,
-``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs; truth and outputs of a language model are as large as its vocabulary.
+``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs.  Truth and outputs of
+a language model are as large as its vocabulary.
 
 Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
 export; the budget is divided among the exports that are left, and the winners come last.  An
@@ -165,12 +166,10 @@ def _tuned(
             source = Path(scratch, "model.onnx")
             skeleton.fill(given, source)
         batch, sequence = options.batch, _sequence(name, options.sequence)
-        inputs = [text for text in options.inputs if text.startswith(f"{name}=")]
-        inputs = [text.removeprefix(f"{name}=") for text in inputs]
-        if not inputs:
-            first, sizes = _first_input(source, batch, sequence)
-            sequence = sequence if len(sizes) == len(("batch", "sequence")) else 0
-            inputs = [f"{first}:{','.join(map(str, sizes))}"]
+        inputs = [t.removeprefix(f"{name}=") for t in options.inputs if t.startswith(f"{name}=")]
+        inputs = inputs or [_first_input(source, batch, sequence)]
+        batch, *others = map(int, inputs[0].rpartition(":")[2].split(","))
+        sequence = others[0] if len(others) == 1 else 0
         try:
             result = onnxfold.tune(
                 source,
@@ -209,12 +208,12 @@ def _sequence(name: str, given: Sequence[str]) -> int:
     return int(named.get(name, named.get("", "512")))
 
 
-def _first_input(path: Path, batch: int, sequence: int) -> tuple[str, tuple[int, ...]]:
+def _first_input(path: Path, batch: int, sequence: int) -> str:
     """Return the first input and its sizes, which those of the others follow from."""
     first = model_io.load(path).graph.inputs[0]
-    symbols = {"batch": batch, "sequence": sequence}
-    sizes = (dim if isinstance(dim, int) else symbols[str(dim.value)] for dim in first.shape or ())
-    return first.name or "", tuple(sizes)
+    symbols = iter((batch, sequence))
+    sizes = (dim if isinstance(dim, int) else next(symbols) for dim in first.shape or ())
+    return f"{first.name}:{','.join(map(str, sizes))}"
 
 
 def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> TuneRow:

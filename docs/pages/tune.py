@@ -1,36 +1,52 @@
-"""The table of docs/tune.md: what `tune` chose, beside the tools alone."""
+"""The tables of docs/tune.md: what `tune` chose, beside the tools alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pages.tables import Row, between, read_rows, table
 
 __all__ = ["with_tune"]
 
-_BEGIN, _END = "<!-- gpu: written by docs/generate.py -->\n", "<!-- end of gpu -->"
-# Chains of one tool, with the converter where the precision is reduced.
-_ALONE = {
-    "float16 converter": ("fp16",),
-    "optimizer": ("optimizer > fp16", "optimizer"),
-    "fusions": ("fusions", "unflatten > fusions"),
+# By device: the rows, and chains of one tool, with the converter where the precision is reduced.
+_FUSIONS = ("fusions", "unflatten > fusions")
+_TABLES: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = {
+    "gpu": (
+        "gpu_tune.csv",
+        {
+            "float16 converter": ("fp16",),
+            "optimizer": ("optimizer > fp16", "optimizer"),
+            "fusions": _FUSIONS,
+        },
+    ),
+    "cpu": (
+        "tune.csv",
+        {"optimizer": ("optimizer",), "fusions": _FUSIONS, "`quantize_dynamic`": ("int8",)},
+    ),
 }
 
 
 def with_tune(page: str) -> str:
     """Replace what is generated in tune.md."""
-    rows = read_rows("gpu_tune.csv")
-    cases = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
-    lines = [_line([row for row in rows if (row["model"], row["dtype"]) == case]) for case in cases]
-    headings = ("model", "export", "batch", "ms", *(f"{n} alone" for n in _ALONE), "`tune`", "ms")
-    return between(page, _BEGIN, _END, table((*headings, "chain"), lines))
+    for device, (file, alone) in _TABLES.items():
+        rows = read_rows(file)
+        cases = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
+        lines = [
+            _line([row for row in rows if (row["model"], row["dtype"]) == case], alone)
+            for case in cases
+        ]
+        headings = ("model", "export", "batch", "ms", *(f"{n} alone" for n in alone), "`tune`")
+        begin = f"<!-- {device}: written by docs/generate.py -->\n"
+        made = table((*headings, "ms", "chain"), lines)
+        page = between(page, begin, f"<!-- end of {device} -->", made)
+    return page
 
 
-def _line(rows: Sequence[Row]) -> tuple[str, ...]:
+def _line(rows: Sequence[Row], single: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     ratios = {row["chain"]: float(row["ratio"]) for row in rows if row["status"] == "right"}
     alone = [
         next((f"{ratios[chain]:.2f}" for chain in chains if chain in ratios), "")
-        for chains in _ALONE.values()
+        for chains in single.values()
     ]
     first, best = rows[0], next(row for row in rows if row["winner"] == "True")
     size = first["batch"] if first["sequence"] == "0" else f"{first['batch']} x {first['sequence']}"
