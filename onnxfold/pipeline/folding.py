@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -34,7 +35,7 @@ from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.affine.prove import prove as prove_affine
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
-from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.centring.prove import prove as prove_centring
 from onnxfold.passes.compression.apply import apply as apply_compression
@@ -54,10 +55,8 @@ from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.node_notes import name_sources
 from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.readers.apply import apply as apply_readers
 from onnxfold.passes.readers.decide import decide as decide_readers
@@ -77,10 +76,12 @@ from onnxfold.passes.scales.prove import prove as prove_scales
 from onnxfold.passes.shifting.apply import apply as apply_shifting
 from onnxfold.passes.shifting.decide import decide as decide_shifting
 from onnxfold.passes.shifting.prove import prove as prove_shifting
+from onnxfold.passes.split_skip_norms import SPLITTERS
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
 from onnxfold.shapes.claims import name_sizes, size_names
+from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -100,7 +101,11 @@ _SCALES: Pass[ScalesPlan] = Pass(
     "scales", decide_scales, apply_scales, prove_scales, lambda plan: _outputs(plan.fusions)
 )
 _AFFINE: Pass[AffinePlan] = Pass(
-    "affine", decide_affine, apply_affine, prove_affine, lambda plan: _outputs(plan.fusions)
+    "affine",
+    partial(decide_affine, folding=folds_without_betas),
+    apply_affine,
+    prove_affine,
+    lambda plan: _outputs(plan.fusions),
 )
 _CENTRING: Pass[CentringDecision] = Pass(
     "centring", decide_centring, apply_centring, prove_centring, lambda d: _outputs(d.plan.folds)

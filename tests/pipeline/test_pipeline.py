@@ -272,7 +272,7 @@ def test_a_wrong_result_is_caught_and_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control of the whole: a rewriting that is wrong must not reach the disk."""
-    from onnxfold.passes.lower import targets
+    from onnxfold.targets import lowering as targets
 
     real = targets.call
 
@@ -293,8 +293,8 @@ def test_a_wrong_result_is_caught_and_not_written(
 def test_verification_alone_catches_a_wrong_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxfold.passes.lower import targets
     from onnxfold.proof import Proof
+    from onnxfold.targets import lowering as targets
 
     real = targets.call
 

@@ -27,6 +27,8 @@ _ORDER = (
     "operators/families",
     "norms",
     "weights",
+    "streams",
+    "targets",
     "inputs",
     "runtime",
     "check",
@@ -45,7 +47,7 @@ _ORDER = (
 )
 # Parts that are pure mathematics.
 _WITHOUT_ONNX = (
-    "passes/centring/mincut.py",
+    "streams/mincut.py",
     "graph/channels.py",
     "graph/dims.py",
     "graph/fiber.py",

@@ -15,12 +15,12 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
-from onnxfold.passes.centring.model_transfers import ModelTransfers
-from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
+from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.targets.costs import Costs
 from tests.refusal.graphs import CASES, Case
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 

@@ -16,9 +16,7 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Defer, Device, Folding, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
-from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.decide import CentringDecision
-from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.prove import prove_centring
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -30,6 +28,8 @@ from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.folding import Decided, residual_calls
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
+from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.model_transfers import ModelTransfers
 from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
 

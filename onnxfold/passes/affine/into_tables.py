@@ -21,9 +21,9 @@ from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
+from onnxfold.targets.lowering import TargetLowering
 
 _LEFT = 0.5  # see kept_scale.py; the tables take twice gamma
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)

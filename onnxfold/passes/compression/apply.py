@@ -10,8 +10,8 @@ from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.compression import shapes
 from onnxfold.passes.compression.plan import CompressionPlan, Shortened
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.norms_plan import named_sites
+from onnxfold.targets.lowering import TargetLowering
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:

@@ -7,14 +7,14 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.compression.shapes import names_size, refuse_shape, takes_shape
 from onnxfold.passes.compression.stream import Stream, stream_of
 from onnxfold.passes.compression.stream_sizes import entry_of, follows
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.targets.lowering import TargetLowering
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:

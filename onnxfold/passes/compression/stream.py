@@ -23,12 +23,12 @@ from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
-from onnxfold.passes.centring.model_transfers import Equivariant, ModelTransfers, Point
 from onnxfold.passes.compression.shapes import takes_shape
 from onnxfold.passes.compression.stream_sizes import SizeReader, size_readers
-from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import Equivariant, ModelTransfers, Point
 from onnxfold.weights.centre import is_centred_weight
+from onnxfold.weights.narrow import refuse_narrow
 
 
 @dataclass(slots=True)

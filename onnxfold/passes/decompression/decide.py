@@ -12,13 +12,13 @@ from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import CompressionPlan
 from onnxfold.passes.compression.stream import Stream, StreamWalk
-from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.restoring.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.weights.narrow import refuse_narrow
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:

@@ -16,10 +16,10 @@ from onnxfold.model_io import METADATA_KEY
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
-from onnxfold.passes.lower.turned import turned_values
 from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
+from onnxfold.targets.norm_settings import common_settings, setting_of_call, setting_of_each
+from onnxfold.targets.turned import turned_values
 
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # how the overloads of calls start that do not stay

@@ -10,13 +10,13 @@ from onnxfold.graph import ModelInfo, Reader, whole_axes
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.decide import plan_of, refuse_shapes
 from onnxfold.passes.compression.plan import Shortened
 from onnxfold.passes.decompression.decide import sliced_from
 from onnxfold.passes.readers.plan import ReadersPlan
 from onnxfold.passes.readers.walk import LinearReader, ReadersWalk
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 
 
 def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:

@@ -15,15 +15,15 @@ from onnxfold.graph import ModelInfo, Reader, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.absorb import AbsorbingLayer
+from onnxfold.operators.families.reactions import before_layout, react
 from onnxfold.operators.families.transfer import Backward, refuse
+from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import AbsorbingLayer
-from onnxfold.passes.affine.affine_walk import EditPlace, root_of
-from onnxfold.passes.affine.reactions import before_layout, react
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.compression.stream import StreamWalk
-from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.weights.narrow import refuse_narrow
 
 
 @dataclass(frozen=True, slots=True)

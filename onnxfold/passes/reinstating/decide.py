@@ -2,9 +2,9 @@
 
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.measured import is_wanted
 from onnxfold.passes.reinstating.find import find_deferred
 from onnxfold.passes.reinstating.plan import FoundDeferred, ReinstatingPlan
+from onnxfold.targets.deferral_gains import is_wanted
 
 
 def decide(info: ModelInfo, settings: Settings) -> ReinstatingPlan:

@@ -2,8 +2,8 @@
 
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.norms_plan import NormsPlan, named_sites
+from onnxfold.targets.lowering import TargetLowering
 
 
 def apply(edit: Editor, plan: NormsPlan, settings: Settings) -> None:

@@ -3,12 +3,12 @@
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.dataflow import walk_back
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.restoring.zero_means import obstacle
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.targets.lowering import TargetLowering
 
 
 def decide(info: ModelInfo, settings: Settings) -> NormsPlan:

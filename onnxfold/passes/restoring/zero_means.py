@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import computed_by
 from onnxfold.graph.reached import reached
-from onnxfold.passes.centring.dataflow import ZeroMeanGraph
-from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.dataflow import ZeroMeanGraph
+from onnxfold.streams.model_transfers import Point
 from onnxfold.weights.centre import is_centred_weight
 
 

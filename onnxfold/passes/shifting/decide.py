@@ -11,9 +11,9 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.reached import reached
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.dataflow import ZeroMeanGraph, walk_back
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.shifting.plan import ShiftingPlan, WeightShift
+from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 
 
 def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:

@@ -17,23 +17,22 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
 from onnxfold.norms.ops import refuse_overridable
-from onnxfold.norms.site import NormForm, NormSite
+from onnxfold.norms.site import AffinePart, NormForm, NormSite
 from onnxfold.norms.subtracted_mean import mean_subtracted_by
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.centring import fiber_parts
-from onnxfold.passes.centring.obstacles import (
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams import fiber_parts
+from onnxfold.streams.obstacles import (
     refuse_affine_output,
     refuse_dequantised,
     refuse_exact,
     refuse_foreign,
     refuse_unknown,
 )
-from onnxfold.passes.lower.parameters import AffinePart
-from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.operands import operands
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.options import Device, Target
-from onnxfold.passes.base import Settings
-from onnxfold.passes.costs import costs_of, work
-from onnxfold.passes.lower.installed import onnxruntime_version
+from onnxfold.options import Device, Options, Target
 from onnxfold.refusal import RefusalCode
+from onnxfold.targets.costs import costs_of, work
+from onnxfold.targets.installed import onnxruntime_version
 
 SLOW_SINCE = (1, 30)
 
@@ -28,7 +27,7 @@ _JOINED_AXES = 3
 _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
-def slow_additions(model: ir.Model, settings: Settings) -> tuple[ir.Node, ...]:
+def slow_additions(model: ir.Model, settings: Options) -> tuple[ir.Node, ...]:
     """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
     if settings.target is not Target.ORT or settings.device is not Device.CPU:
         return ()

@@ -15,7 +15,7 @@ from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.float_types import is_narrowing
 from onnxfold.norms.of_constants import refuse_constant
-from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.norms.site import AffinePart, EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -30,17 +30,17 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.lower.norm_settings import NormSetting
-from onnxfold.passes.lower.parameters import AffinePart, Parameters
-from onnxfold.passes.lower.spelled import (
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.targets.norm_settings import NormSetting
+from onnxfold.targets.parameters import Parameters
+from onnxfold.targets.spelled import (
     from_the_end,
     reads_only_centred,
     spelled_rms,
     spells_axes,
     wide_epsilon,
 )
-from onnxfold.passes.lower.turned import turned_values
-from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})

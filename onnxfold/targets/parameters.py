@@ -8,11 +8,9 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
-from onnxfold.norms.site import NormSite
+from onnxfold.norms.site import AffinePart, NormSite
 from onnxfold.operators.functions import Affine, Statistics
 from onnxfold.operators.new_nodes import weight_value
-
-AffinePart = ir.Value | Array | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Reader
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
-from onnxfold.passes.centring.model_transfers import (
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import (
     EXACT,
     Assumptions,
     Equivariant,
@@ -25,8 +26,7 @@ from onnxfold.passes.centring.model_transfers import (
     ModelTransfers,
     Point,
 )
-from onnxfold.passes.narrow import refuse_narrow
-from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.narrow import refuse_narrow
 
 
 @dataclass(frozen=True, slots=True)

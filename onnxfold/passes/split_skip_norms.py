@@ -16,8 +16,8 @@ from onnxfold.graph import node_label
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
+from onnxfold.targets.fusions import EMBEDDED
 
-EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model has not
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C

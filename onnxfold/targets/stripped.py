@@ -17,9 +17,9 @@ from onnxfold.graph import ModelInfo, node_label
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NormSite
 from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.norms.site import AffinePart
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.passes.lower.parameters import AffinePart
 from onnxfold.refusal import Refusal, RefusalCode
 
 _TAKEN_FOR_ZERO = 1e-8

@@ -1,7 +1,6 @@
 """What was measured of deferral: with which targets it gains, and what a product costs."""
 
-from onnxfold.options import Defer, Target
-from onnxfold.passes.base import Settings
+from onnxfold.options import Defer, Options, Target
 
 # Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
@@ -10,7 +9,7 @@ MEASURED_CHEAPER: frozenset[Target] = frozenset()
 OPERATOR_ELEMENTS = {Target.ONNX: 3_800, Target.ORT: 3_800, Target.KERNELS: 11_000}
 
 
-def is_wanted(settings: Settings) -> bool:
+def is_wanted(settings: Options) -> bool:
     """Whether norms are to be deferred, or left deferred; if not, they are computed in place."""
     if settings.defer is Defer.AUTO:
         return settings.target in MEASURED_CHEAPER

@@ -21,12 +21,12 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
+from onnxfold.operators.families.absorb import LAYERS, AbsorbingLayer
 from onnxfold.operators.families.elementwise import factors_behind
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import LAYERS, AbsorbingLayer
 from onnxfold.refusal import Refusal, RefusalCode
 
 
