@@ -15,8 +15,8 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.operators.contrib import EMBEDDED
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
-from onnxfold.targets.fusions import EMBEDDED
 
 SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model has not
 _SKIP_EPSILON = 1e-12

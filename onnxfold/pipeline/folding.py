@@ -38,15 +38,14 @@ from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.centring.prove import prove as prove_centring
-from onnxfold.passes.compression.apply import apply as apply_compression
-from onnxfold.passes.compression.decide import decide as decide_compression
-from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.decompression.apply import apply as apply_decompression
-from onnxfold.passes.decompression.decide import decide as decide_decompression
 from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.prove import prove as prove_deferral
+from onnxfold.passes.deferral.undefer import ReinstatingPlan
+from onnxfold.passes.deferral.undefer import apply as apply_reinstating
+from onnxfold.passes.deferral.undefer import decide as decide_reinstating
+from onnxfold.passes.deferral.undefer import prove as prove_reinstating
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -58,25 +57,25 @@ from onnxfold.passes.lower.prove import prove as prove_lowering
 from onnxfold.passes.norms_plan import NormsPlan, proves
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.passes.readers.apply import apply as apply_readers
-from onnxfold.passes.readers.decide import decide as decide_readers
-from onnxfold.passes.readers.decide import decide_back as decide_readers_back
-from onnxfold.passes.readers.plan import ReadersPlan
-from onnxfold.passes.readers.prove import prove as prove_readers
-from onnxfold.passes.reinstating.apply import apply as apply_reinstating
-from onnxfold.passes.reinstating.decide import decide as decide_reinstating
-from onnxfold.passes.reinstating.plan import ReinstatingPlan
-from onnxfold.passes.reinstating.prove import prove as prove_reinstating
-from onnxfold.passes.restoring.apply import apply as apply_restoring
-from onnxfold.passes.restoring.decide import decide as decide_restoring
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.scales.prove import prove as prove_scales
-from onnxfold.passes.shifting.apply import apply as apply_shifting
-from onnxfold.passes.shifting.decide import decide as decide_shifting
-from onnxfold.passes.shifting.prove import prove as prove_shifting
 from onnxfold.passes.split_skip_norms import SPLITTERS
+from onnxfold.passes.stream_forms.compress import apply as apply_compression
+from onnxfold.passes.stream_forms.compress import decide as decide_compression
+from onnxfold.passes.stream_forms.decompress import apply as apply_decompression
+from onnxfold.passes.stream_forms.decompress import decide as decide_decompression
+from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan
+from onnxfold.passes.stream_forms.restore import apply as apply_restoring
+from onnxfold.passes.stream_forms.restore import decide as decide_restoring
+from onnxfold.passes.stream_forms.shift import apply as apply_shifting
+from onnxfold.passes.stream_forms.shift import decide as decide_shifting
+from onnxfold.passes.stream_forms.shift import prove as prove_shifting
+from onnxfold.passes.stream_forms.shrink_consumers import apply as apply_readers
+from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_readers
+from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
+from onnxfold.passes.stream_forms.shrink_consumers import prove as prove_readers
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal

@@ -8,9 +8,9 @@ from onnxfold.graph import ModelInfo
 from onnxfold.operators.functions import DOMAIN, RMS_NORMALIZATION_SINCE, SIGNATURES
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.undefer import decide
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.passes.reinstating.decide import decide
 from onnxfold.targets.deferral_gains import is_wanted
 
 

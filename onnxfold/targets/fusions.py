@@ -11,11 +11,11 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
 from onnxfold.norms import NormSite
+from onnxfold.operators.contrib import EMBEDDED
 from onnxfold.options import Target
 from onnxfold.refusal import Refusal, RefusalCode
 
 _FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
-EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
 _END = 2  # input of Slice
 _ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
 _PROJECTIONS = 3  # of queries, keys and values

@@ -47,7 +47,7 @@ _AFFINE = {
 }
 # Reasons of what tools make of a spelling: tests/compatibility/test_tools_behind.py.
 _SPELLED = {RefusalCode.COMES_APART}
-# Reasons of `convert` alone: tests/passes/restoring and compression.
+# Reasons of `convert` alone: tests/passes/stream_forms and compression.
 _RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN, RefusalCode.UNALIGNED}
 # Of what is exact but for roundings: test_layer_norms.py, test_half_weights.py.
 _ROUNDING_CODES = {RefusalCode.ROUNDS_MORE}
