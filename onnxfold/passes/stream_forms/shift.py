@@ -24,10 +24,8 @@ from onnxfold.graph.operands import known_tensor
 from onnxfold.graph.reached import reached
 from onnxfold.graph.stored_rows import stored_rows
 from onnxfold.norms import find_norms
-from onnxfold.passes.base import ProofOutcome, Settings
+from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
-from onnxfold.proof import Certificate
-from onnxfold.proof import prove as prove_models
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.weights.edited import EditedTensor, edited
@@ -86,10 +84,3 @@ def _shifted(tensor: ir.TensorProtocol, weight: WeightShift, seed: int) -> Edite
 def _root_mean_square(tensor: ir.TensorProtocol) -> float:
     total = sum(float(np.square(rows, dtype=np.float64).sum()) for rows in stored_rows(tensor))
     return float(np.sqrt(total / max(1, tensor.size)))
-
-
-def prove(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan names the fibers of the changed weights."""
-    fibers = tuple((weight.value, weight.fiber) for weight in plan.weights)
-    shown = prove_models(before, after, Certificate(centred=fibers))
-    return ProofOutcome({"shifted_weights": shown.centred_weights}, shown.failures)

@@ -14,14 +14,12 @@ from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target
-from onnxfold.passes.base import ProofOutcome, Settings
+from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes, shorten_weight
 from onnxfold.passes.stream_forms.decompress import lengthen_weight, sliced_from
 from onnxfold.passes.stream_forms.linear_readers import LinearReader, ReadersWalk
 from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
-from onnxfold.proof import Certificate
-from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.weights.edited import unrounded
@@ -189,9 +187,3 @@ def _read_all(value: ir.Value) -> None:
     node = known_producer(value)
     redirect(value, known_operand(node, 0))
     sweep([node])
-
-
-def prove(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan is asked for a count alone."""
-    failures = prove_models(before, after, Certificate()).failures
-    return ProofOutcome({} if failures else {"changed_readers": len(plan.layers)}, failures)

@@ -16,8 +16,9 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.undefer import FoundDeferred, ReinstatingPlan, apply, decide, prove
+from onnxfold.passes.deferral.undefer import FoundDeferred, ReinstatingPlan, apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.proofs import of_reinstating as prove
 from tests.passes.affine.affine_graphs import error, graph, weights
 from tests.passes.deferral.deferral_graphs import BODIES, rms_graph, rotary
 from tests.passes.deferral.test_layer_norms import layer_norm_model

@@ -23,7 +23,8 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply as compress
 from onnxfold.passes.stream_forms.compress import decide as decide_compression
 from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
-from onnxfold.passes.stream_forms.shrink_consumers import apply, decide, decide_back, prove
+from onnxfold.passes.stream_forms.shrink_consumers import apply, decide, decide_back
+from onnxfold.pipeline.proofs import of_readers as prove
 from tests.passes.centred_stream import FEEDS, C, CentredStream
 from tests.soundness.float64 import evaluate, relative_error
 

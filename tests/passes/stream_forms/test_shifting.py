@@ -17,7 +17,8 @@ from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
-from onnxfold.passes.stream_forms.shift import apply, prove
+from onnxfold.passes.stream_forms.shift import apply
+from onnxfold.pipeline.proofs import of_shifting as prove
 from tests.builders import WIDTH, pre_norm_model
 from tests.soundness.float64 import evaluate, relative_error, widened
 
