@@ -32,6 +32,8 @@ PARTS = (
     "passes",
     "proof",
     "shapes",
+    "streams",
+    "targets",
     "weights",
 )
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -6,7 +6,7 @@ Each method is a session of 32 links in a row, on one thread; all methods of a s
 what is compared is the processor's time.  Other work on the machine only adds to it: `us` is the
 10th percentile of the rounds, for one link, `of_layer_norm` its ratio to that of
 LayerNormalization.  What stands for a norm is cheaper where there are many elements, and dearer by
-an operator where there are few: ``onnxfold/passes/costs.py`` has from here what an operator costs
+an operator where there are few: ``onnxfold/targets/costs.py`` has from here what an operator costs
 however small it is (`Costs.operator`, an Add of one row), and a row of an Add (`Costs.row`).
 """
 

@@ -18,7 +18,7 @@ Operations, on tensors of 98304 elements in rows of n:
     center              y = y - mean(y)
     bias                y = y + b, b a vector: an Add of its own, on any target
 
-The costs of plans in ``onnxfold/passes/lower/targets.py`` are those of rms, layer, center and bias
+The costs of plans in ``onnxfold/targets/lowering.py`` are those of rms, layer, center and bias
 of 768 float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
 
 "loads and stores" is no way to compute them: it moves the memory that a link must move, in place,

@@ -4,7 +4,7 @@
 
 Each PYTHON is an interpreter that has a version of onnxruntime and numpy.  A session makes
 SkipLayerNormalization of Add and LayerNormalization and leaves Sum alone; which is faster depends
-on the version, and `--target ort` decides by it (``onnxfold/passes/lower/sums.py``).  Chains of 24
+on the version, and `--target ort` decides by it (``onnxfold/targets/sums.py``).  Chains of 24
 pairs on tensors of 1 x 128 x 768 floats (of rank 3, for others are not fused), one thread, taking
 turns; the ratio of the medians.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onnxfold.passes import costs
+from onnxfold.targets import costs
 
 _DEFAULT_GRAPHS = 2000
 _PRICES = {target: costs.costs_of(target) for target in costs.Target}

@@ -4,7 +4,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph.constants import constant_tensor
-from onnxfold.graph.model_info import node_label, operator
+from onnxfold.graph.model_info import ModelInfo, node_label, operator
 
 
 def operand(node: ir.Node, index: int) -> ir.Value | None:
@@ -63,3 +63,11 @@ def known_tensor(value: ir.Value) -> ir.TensorProtocol:
     if tensor is None:
         raise InvariantError(f"'{value.name}' is not a constant")
     return tensor
+
+
+def weight_operand(view: ModelInfo, node: ir.Node, op_type: str) -> int | None:
+    """Return which input of a product or sum is the one constant that a model holds as a weight."""
+    if operator(node) != op_type or len(node.inputs) != 2:
+        return None
+    constant = [view.tensor(value) is not None for value in node.inputs]
+    return constant.index(True) if sum(constant) == 1 else None

@@ -12,6 +12,8 @@ from onnxfold.graph.fiber import Fiber
 from onnxfold.graph.operands import known_producer
 from onnxfold.refusal import Refusal
 
+AffinePart = ir.Value | Array | None  # gamma or beta
+
 
 class NormKind(StrEnum):
     """What is computed along the fiber."""
@@ -70,8 +72,8 @@ class NormSite:
     nodes: tuple[ir.Node, ...]
     epsilon_mode: EpsilonMode = EpsilonMode.INSIDE
     factor: float = 1.0
-    gamma: ir.Value | Array | None = None
-    beta: ir.Value | Array | None = None
+    gamma: AffinePart = None
+    beta: AffinePart = None
     affine_axis: int | None = None
     affine_repeat: int = 1
     centred: tuple[ir.Value, ...] = ()

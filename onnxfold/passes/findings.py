@@ -14,12 +14,12 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.passes.centring.fusions import spanned_norm
+from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
-from onnxfold.passes.reinstating.plan import FoundDeferred
 from onnxfold.passes.scales.writer import channel_op
 from onnxfold.refusal import Refusal
+from onnxfold.targets.fusions import spanned_norm
 
 _BATCHED = 3  # batch, rows, channels
 

@@ -25,7 +25,7 @@ from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 from onnxfold.passes.constant_edits import rounded_once, unrounded_numbers
-from onnxfold.passes.costs import elements
+from onnxfold.targets.costs import elements
 
 Rows = tuple[tuple[int, ...], ...]
 

@@ -1,15 +1,10 @@
 """What passes share that change norms themselves: the plan, the norms to change, and the proof."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NormSite, find_norms
-from onnxfold.passes.base import ProofOutcome
-from onnxfold.proof import Certificate
-from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -41,13 +36,3 @@ def named_sites(edit: Editor, plan: NormsPlan) -> list[NormSite]:
     wanted = set(plan.norms)
     sites = find_norms(edit.info)
     return [site.within(edit) for site in sites if edit.info.ref(site.output) in wanted]
-
-
-def proves(count: str) -> Callable[[ModelInfo, ModelInfo, NormsPlan], ProofOutcome]:
-    """Return the proof of a pass whose plan only names norms, which are reported as ``count``."""
-
-    def prove(before: ModelInfo, after: ModelInfo, plan: NormsPlan) -> ProofOutcome:
-        shown = prove_models(before, after, Certificate(folded=plan.norms, rounding=True))
-        return ProofOutcome({count: shown.folded_norms}, shown.failures)
-
-    return prove

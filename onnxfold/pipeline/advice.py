@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from onnxfold.options import Device, Options, Target
-from onnxfold.passes.lower.installed import MEASURED, onnxruntime_version
+from onnxfold.targets.installed import MEASURED, onnxruntime_version
 
 _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
     {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx_ir as ir
@@ -29,23 +30,17 @@ from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
-from onnxfold.passes.affine.into_tables import prove as prove_tables
 from onnxfold.passes.affine.plan import AffinePlan
-from onnxfold.passes.affine.prove import prove as prove_affine
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
-from onnxfold.passes.centring.decide import CentringDecision
+from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
-from onnxfold.passes.centring.prove import prove as prove_centring
-from onnxfold.passes.compression.apply import apply as apply_compression
-from onnxfold.passes.compression.decide import decide as decide_compression
-from onnxfold.passes.compression.plan import CompressionPlan
-from onnxfold.passes.decompression.apply import apply as apply_decompression
-from onnxfold.passes.decompression.decide import decide as decide_decompression
 from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.deferral.prove import prove as prove_deferral
+from onnxfold.passes.deferral.undefer import ReinstatingPlan
+from onnxfold.passes.deferral.undefer import apply as apply_reinstating
+from onnxfold.passes.deferral.undefer import decide as decide_reinstating
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -53,34 +48,31 @@ from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.node_notes import name_sources
-from onnxfold.passes.lower.prove import prove as prove_lowering
-from onnxfold.passes.lower.sums import joined_into, replace_by_sums, saved_apart, slow_additions
-from onnxfold.passes.norms_plan import NormsPlan, proves
+from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.split_skip_norms import SPLITTERS
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.passes.readers.apply import apply as apply_readers
-from onnxfold.passes.readers.decide import decide as decide_readers
-from onnxfold.passes.readers.decide import decide_back as decide_readers_back
-from onnxfold.passes.readers.plan import ReadersPlan
-from onnxfold.passes.readers.prove import prove as prove_readers
-from onnxfold.passes.reinstating.apply import apply as apply_reinstating
-from onnxfold.passes.reinstating.decide import decide as decide_reinstating
-from onnxfold.passes.reinstating.plan import ReinstatingPlan
-from onnxfold.passes.reinstating.prove import prove as prove_reinstating
-from onnxfold.passes.restoring.apply import apply as apply_restoring
-from onnxfold.passes.restoring.decide import decide as decide_restoring
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
-from onnxfold.passes.scales.prove import prove as prove_scales
-from onnxfold.passes.shifting.apply import apply as apply_shifting
-from onnxfold.passes.shifting.decide import decide as decide_shifting
-from onnxfold.passes.shifting.prove import prove as prove_shifting
+from onnxfold.passes.split_skip_norms import SPLITTERS
+from onnxfold.passes.stream_forms.compress import apply as apply_compression
+from onnxfold.passes.stream_forms.compress import decide as decide_compression
+from onnxfold.passes.stream_forms.decompress import apply as apply_decompression
+from onnxfold.passes.stream_forms.decompress import decide as decide_decompression
+from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan
+from onnxfold.passes.stream_forms.restore import apply as apply_restoring
+from onnxfold.passes.stream_forms.restore import decide as decide_restoring
+from onnxfold.passes.stream_forms.shift import apply as apply_shifting
+from onnxfold.passes.stream_forms.shift import decide as decide_shifting
+from onnxfold.passes.stream_forms.shrink_consumers import apply as apply_readers
+from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_readers
+from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
+from onnxfold.pipeline import proofs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
 from onnxfold.shapes.claims import name_sizes, size_names
+from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -97,35 +89,48 @@ def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
 
 
 _SCALES: Pass[ScalesPlan] = Pass(
-    "scales", decide_scales, apply_scales, prove_scales, lambda plan: _outputs(plan.fusions)
+    "scales", decide_scales, apply_scales, proofs.of_scales, lambda plan: _outputs(plan.fusions)
 )
 _AFFINE: Pass[AffinePlan] = Pass(
-    "affine", decide_affine, apply_affine, prove_affine, lambda plan: _outputs(plan.fusions)
+    "affine",
+    partial(decide_affine, folding=folds_without_betas),
+    apply_affine,
+    proofs.of_affine,
+    lambda plan: _outputs(plan.fusions),
 )
 _CENTRING: Pass[CentringDecision] = Pass(
-    "centring", decide_centring, apply_centring, prove_centring, lambda d: _outputs(d.plan.folds)
+    "centring",
+    decide_centring,
+    apply_centring,
+    proofs.of_centring,
+    lambda d: _outputs(d.plan.folds),
 )
-_READERS = Pass("readers", decide_readers, apply_readers, prove_readers)
-_READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, prove_readers)
+_READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
+_READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
 PASSES: tuple[Pass[Any], ...] = (
-    Pass("reinstating", decide_reinstating, apply_reinstating, prove_reinstating),
+    Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
     _SCALES,
     _AFFINE,
-    Pass("tables", decide_tables, apply_tables, prove_tables, lambda plan: _outputs(plan.fusions)),
+    Pass(
+        "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
+    ),
     _CENTRING,
     Pass(
         "deferral",
         decide_deferral,
         apply_deferral,
-        prove_deferral,
+        proofs.of_deferral,
         lambda plan: _outputs(plan.norms),
     ),
 )
 _DECOMPRESSION = Pass(
-    "decompression", decide_decompression, apply_decompression, proves("decompressed_norms")
+    "decompression",
+    decide_decompression,
+    apply_decompression,
+    proofs.of_norms("decompressed_norms"),
 )
 _COMPRESSION = Pass(
-    "compression", decide_compression, apply_compression, proves("compressed_norms")
+    "compression", decide_compression, apply_compression, proofs.of_norms("compressed_norms")
 )
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.RMS: (_READERS_BACK, _DECOMPRESSION, _CENTRING),
@@ -133,13 +138,13 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.LAYER: (
         _READERS_BACK,
         _DECOMPRESSION,
-        Pass("restoring", decide_restoring, apply_restoring, proves("folded_norms")),
-        Pass("shifting", decide_shifting, apply_shifting, prove_shifting),
+        Pass("restoring", decide_restoring, apply_restoring, proofs.of_norms("folded_norms")),
+        Pass("shifting", decide_shifting, apply_shifting, proofs.of_shifting),
     ),
 }
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers get
 # Spells the outcome of all passes for a target: always last, and proved on what will be written.
-LOWER = Pass("lower", decide_lowering, apply_lowering, prove_lowering)
+LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
 
 
@@ -388,7 +393,9 @@ def _spelled(
 
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
-    return finalize.finished(model, original, state.plan, settings.target, settings.norm_form)
+    target, plan = settings.target, state.plan
+    noted = finalize.note(target, len(plan.folds), len(plan.insertions))
+    return finalize.finished(model, original, noted, target, settings.norm_form)
 
 
 def _sum(shown: Iterable[ProofOutcome]) -> Proof:

@@ -8,10 +8,10 @@ from onnxfold.graph import ModelInfo
 from onnxfold.operators.functions import DOMAIN, RMS_NORMALIZATION_SINCE, SIGNATURES
 from onnxfold.options import Target, WrittenForm
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.measured import is_wanted
+from onnxfold.passes.deferral.undefer import decide
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.passes.reinstating.decide import decide
+from onnxfold.targets.deferral_gains import is_wanted
 
 
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:

@@ -8,11 +8,11 @@ from typing import Any
 
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind
-from onnxfold.passes.costs import OPERATOR_PS
 from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
 from onnxfold.shapes.claims import Claim
+from onnxfold.targets.costs import OPERATOR_PS
 
 SCHEMA = 1
 

@@ -16,10 +16,10 @@ from onnxfold.graph import Fiber
 from onnxfold.model_io import one_line
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
-from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
-from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.targets.costs import Costs
 from onnxfold.torch.exporting import Arguments, exported
 from onnxfold.torch.modules import HandwrittenNorm
 from onnxfold.torch.norm_calls import NormCalls

@@ -146,7 +146,7 @@ def test_what_does_not_end_or_crashes_is_told() -> None:
     [
         ("onnxfold/norms/algebra/forms.py", "tests/norms"),
         ("onnxfold/passes/affine/plan.py", "tests/passes/affine"),
-        ("onnxfold/passes/narrow.py", "tests/passes"),
+        ("onnxfold/passes/places.py", "tests/passes"),
     ],
 )
 def test_a_module_is_tried_by_the_tests_that_mirror_it(module: str, folder: str) -> None:

@@ -14,10 +14,10 @@ import numpy as np
 from onnxfold.graph import AxisBlock
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
+from onnxfold.operators.families.reactions import Passes, react
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.reactions import Passes, react
 from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.operators.law_property import UnsoundError
 from tests.operators.sample import Array, Draw, Operand, Sample

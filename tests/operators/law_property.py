@@ -16,9 +16,9 @@ import numpy as np
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, Shape
 from onnxfold.operators.families.transfer import Carried, ZeroMean
-from onnxfold.passes.centring import fiber_parts
-from onnxfold.passes.centring.model_transfers import Equivariant, Invariant, ModelTransfers, Point
 from onnxfold.refusal import Refusal
+from onnxfold.streams import fiber_parts
+from onnxfold.streams.model_transfers import Equivariant, Invariant, ModelTransfers, Point
 from tests.operators.projector import mean_along, project
 from tests.operators.sample import Array, Draw, Sample
 

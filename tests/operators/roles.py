@@ -6,8 +6,8 @@ from collections import Counter
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.families.rules import transfer_of
-from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
-from onnxfold.passes.centring.model_transfers import Equivariant, Invariant, ModelTransfers, Point
+from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph
+from onnxfold.streams.model_transfers import Equivariant, Invariant, ModelTransfers, Point
 
 __all__ = ["roles_of"]
 

@@ -14,7 +14,7 @@ from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Carried
 from onnxfold.operators.row import Operator
 from onnxfold.operators.table import find
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 from tests.operators.rows import LAWS, name_of
 from tests.operators.sample import Array, Draw, Sample
 from tests.operators.samplers import SAMPLERS

@@ -14,9 +14,9 @@ import pytest
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.base import Pass, ProofOutcome
-from onnxfold.passes.lower import targets
 from onnxfold.pipeline import PASSES, folding
 from onnxfold.pipeline.run import Result
+from onnxfold.targets import lowering as targets
 from tests.builders import pre_norm_model
 
 _VIT = Path("models/digits_vit/digits_vit.onnx")

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold.passes.lower import sums
+from onnxfold.targets import sums
 from tests.builders import chain_model, pre_norm_model
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -27,6 +27,8 @@ _ORDER = (
     "operators/families",
     "norms",
     "weights",
+    "streams",
+    "targets",
     "inputs",
     "runtime",
     "check",
@@ -45,7 +47,7 @@ _ORDER = (
 )
 # Parts that are pure mathematics.
 _WITHOUT_ONNX = (
-    "passes/centring/mincut.py",
+    "streams/mincut.py",
     "graph/channels.py",
     "graph/dims.py",
     "graph/fiber.py",
@@ -158,6 +160,17 @@ def test_no_two_public_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 assert node.name not in seen, f"{node.name}: {path} and {seen[node.name]}"
                 seen[node.name] = path
+
+
+def test_no_pass_imports_another() -> None:
+    """What passes share is below them: targets, streams, the laws of operators, passes/*.py."""
+    passes = {path.name for path in (_ROOT / "passes").iterdir() if path.is_dir()}
+    for path in (_ROOT / "passes").rglob("*/*.py"):
+        own = path.relative_to(_ROOT / "passes").parts[0]
+        for module, line in _imported(path):
+            names = module.split(".")
+            if names[:2] == ["onnxfold", "passes"] and len(names) > 2:
+                assert names[2] not in passes - {own}, f"{path}:{line} imports {module}"
 
 
 def test_no_function_is_long() -> None:

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.options import Target
-from onnxfold.passes.affine.prove import prove_affine
 from onnxfold.passes.centring.plan import Insertion
-from onnxfold.passes.centring.prove import prove_centring as prove
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.proofs import prove_affine
+from onnxfold.pipeline.proofs import prove_centring as prove
 from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
 from onnxfold.shapes import infer

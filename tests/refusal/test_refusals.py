@@ -15,12 +15,12 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
-from onnxfold.passes.centring.model_transfers import ModelTransfers
-from onnxfold.passes.costs import Costs
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
+from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.targets.costs import Costs
 from tests.refusal.graphs import CASES, Case
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
@@ -47,7 +47,7 @@ _AFFINE = {
 }
 # Reasons of what tools make of a spelling: tests/compatibility/test_tools_behind.py.
 _SPELLED = {RefusalCode.COMES_APART}
-# Reasons of `convert` alone: tests/passes/restoring and compression.
+# Reasons of `convert` alone: tests/passes/stream_forms and compression.
 _RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN, RefusalCode.UNALIGNED}
 # Of what is exact but for roundings: test_layer_norms.py, test_half_weights.py.
 _ROUNDING_CODES = {RefusalCode.ROUNDS_MORE}

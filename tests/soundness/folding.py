@@ -16,20 +16,20 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Defer, Device, Folding, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
-from onnxfold.passes.centring.dataflow import walk_back
 from onnxfold.passes.centring.decide import CentringDecision
-from onnxfold.passes.centring.model_transfers import ModelTransfers
-from onnxfold.passes.centring.prove import prove_centring
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.finalize import finished, settle_functions
+from onnxfold.passes.lower.finalize import finished, note, settle_functions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.folding import Decided, residual_calls
+from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
+from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.model_transfers import ModelTransfers
 from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -102,7 +102,7 @@ def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) 
     apply_centring(edit, CentringDecision(plan), settings)
     lowered = Editor(ModelInfo(edit.model))
     apply_lowering(lowered, decide_lowering(lowered.info, settings), settings)
-    result = finished(lowered.model, original, plan, target, settings.norm_form)
+    result = finished(lowered.model, original, note(target), target, settings.norm_form)
     proof = prove_centring(before, prepare(result).info, plan)
     settle_functions(result, original.ir_version)
     return Folded(ir.to_proto(result), plan, proof, replace(findings, plan=plan), Counter())

@@ -32,7 +32,7 @@ _MOST_UNPROVED = 0.03
 _NOT_TRIGGERED = {
     RefusalCode.HAS_MEAN: "only convert --to layer asks for it; tests/cli/test_convert.py",
     RefusalCode.UNALIGNED: "only convert --multiple-of asks for it; "
-    "tests/passes/compression/test_compression.py",
+    "tests/passes/stream_forms/test_compression.py",
     RefusalCode.ALREADY_LAYER: "only convert --to layer says so; tests/cli/test_convert.py",
     RefusalCode.NON_FINITE_WEIGHT: "it is learnt when weights are computed, behind the analysis; "
     "tests/hostile/test_numerics.py does",

@@ -11,7 +11,7 @@ import pytest
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.equality import same_tensor
-from onnxfold.passes.affine.reactions import Passes, react
+from onnxfold.operators.families.reactions import Passes, react
 from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
 from onnxfold.weights.affine_parts import weighted_sum

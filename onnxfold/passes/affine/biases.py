@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.passes.affine.absorb import AbsorbingLayer
-from onnxfold.passes.affine.affine_walk import EditPlace
-from onnxfold.passes.affine.reactions import adds_bias, behind_layout
+from onnxfold.operators.families.absorb import AbsorbingLayer
+from onnxfold.operators.families.cut_parts import cut_of, element_readers
+from onnxfold.operators.families.reactions import adds_bias, behind_layout
+from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.passes.places import Place, place_of, ref_of
-from onnxfold.passes.scales.cut_parts import cut_of, element_readers
 
 
 def bias_of(

@@ -18,10 +18,12 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms.quotients import may_wait
+from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.weight_roots import root_of
 from onnxfold.options import Folding, FuseAffine, Target
-from onnxfold.passes.affine.absorb import AbsorbingLayer
-from onnxfold.passes.affine.affine_walk import ReachedLayer, follow, root_of
+from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
 from onnxfold.passes.affine.biases import bias_of, parts_of
 from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
 from onnxfold.passes.affine.outlying import refuse_outlying
@@ -29,17 +31,17 @@ from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import folds_without_betas
-from onnxfold.passes.costs import Work, costs_of, elements, work, work_beside
-from onnxfold.passes.deferral.flow import may_wait
-from onnxfold.passes.deferral.measured import is_wanted
-from onnxfold.passes.half_weights import refuse_few_bits
-from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.targets.costs import Work, costs_of, elements, work, work_beside
+from onnxfold.targets.deferral_gains import is_wanted
+from onnxfold.targets.lowering import TargetLowering
 from onnxfold.weights.edits import Scale
+from onnxfold.weights.half_weights import refuse_few_bits
+from onnxfold.weights.narrow import refuse_narrow
+
+Folds = Callable[[ModelInfo, Settings], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Scales:
 class _Wanted:
     """What the options, and the norms that will fold, ask of each norm."""
 
-    def __init__(self, info: ModelInfo, settings: Settings):
-        self._info, self._settings = info, settings
+    def __init__(self, info: ModelInfo, settings: Settings, folding: Folds):
+        self._info, self._settings, self._folding = info, settings, folding
         self._lowering = TargetLowering(info, settings.target, settings.norm_form)
         costs = costs_of(settings.target)
         self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
@@ -80,7 +82,7 @@ class _Wanted:
     @cached_property
     def _folds(self) -> frozenset[str]:
         # It takes a plan of all norms to tell; what is unproved is of gammas here.
-        return folds_without_betas(self._info, replace(self._settings, unproved={}))
+        return self._folding(self._info, replace(self._settings, unproved={}))
 
     def _will_fold(self, site: NormSite) -> bool:
         return self._info.ref(site.output) in self._folds
@@ -122,9 +124,12 @@ class _Wanted:
         return written and self.stays(site) and self._will_fold(site)
 
 
-def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
-    """Return what moves where, weighed against what the norms that will fold save."""
-    sites, wanted = find_norms(info), _Wanted(info, settings)
+def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
+    """Return what moves where, weighed against what the norms that will fold save.
+
+    ``folding`` returns which norms, by reference, fold once gammas and betas have moved.
+    """
+    sites, wanted = find_norms(info), _Wanted(info, settings, folding)
     outliers = wanted.always or settings.target is Target.KERNELS
     plan = decide_affine(
         info,

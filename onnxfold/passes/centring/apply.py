@@ -12,8 +12,8 @@ from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.passes.places import ReaderRef
+from onnxfold.targets.lowering import TargetLowering
 from onnxfold.weights.centre import centred_tensor
 
 

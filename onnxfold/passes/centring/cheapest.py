@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from onnxfold.graph import FLOATS, Fiber, ModelInfo
 from onnxfold.graph.reached import reached
 from onnxfold.norms import NormSite
-from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph, walk_back
-from onnxfold.passes.centring.model_transfers import ModelTransfers, Point
 from onnxfold.passes.centring.network import CentringCut, solve
 from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring, joined
-from onnxfold.passes.costs import Costs, elements, work_beside
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.targets.costs import Costs, elements, work_beside
 from onnxfold.weights.centre import is_centred_weight
 
 

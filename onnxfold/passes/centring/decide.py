@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.dataflow import walk_back
-from onnxfold.passes.centring.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.passes.centring.network import free_points
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
-from onnxfold.passes.lower.targets import TargetLowering
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
+from onnxfold.targets.lowering import TargetLowering
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
-from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
-from onnxfold.passes.centring.model_transfers import Point
+from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph
+from onnxfold.streams.mincut import INFINITE, minimum_cut
+from onnxfold.streams.model_transfers import Point
 
 _SOURCE, _SINK = 0, 1
 

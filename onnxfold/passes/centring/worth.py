@@ -15,16 +15,16 @@ from onnxfold.norms import NormKind, NormSite
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
-from onnxfold.passes.centring.fusions import refuse_fused
-from onnxfold.passes.centring.model_transfers import ModelTransfers
 from onnxfold.passes.centring.plan import CentringPlan
-from onnxfold.passes.costs import Costs, costs_of, microseconds, work
-from onnxfold.passes.lower.installed import onnxruntime_version
-from onnxfold.passes.lower.stripped import refuse_stripped
-from onnxfold.passes.lower.sums import SLOW_SINCE, joined_additions
-from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.passes.lower.turned import turned_norms
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.targets.costs import Costs, costs_of, microseconds, work
+from onnxfold.targets.fusions import refuse_fused
+from onnxfold.targets.installed import onnxruntime_version
+from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.stripped import refuse_stripped
+from onnxfold.targets.sums import SLOW_SINCE, joined_additions
+from onnxfold.targets.turned import turned_norms
 
 _ALWAYS = "; --fold always folds it"
 

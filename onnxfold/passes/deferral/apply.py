@@ -27,8 +27,8 @@ from onnxfold.passes.deferral.row_numbers import RowNumbers, quotient
 from onnxfold.passes.deferral.row_scale import Rows, rows_of
 from onnxfold.passes.deferral.scaled_tables import TableEditor, product
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
-from onnxfold.passes.lower.parameters import Parameters
 from onnxfold.passes.places import ReaderRef
+from onnxfold.targets.parameters import Parameters
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 

@@ -6,7 +6,7 @@ sum of the product, rounded after each of d additions at most, stays within
     |x 2^-k W|  <=  M 2^-k (1 + 2^-11)^d max_j sum_i |W_ij|  <=  M,    2^k >= (1 + 2^-11)^d |W|_1.
 
 2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is.
-A norm stays where a column of the weight would become subnormal (onnxfold/passes/half_weights.py).
+A norm stays where a column of the weight would become subnormal (onnxfold/weights/half_weights.py).
 1 / s^2 takes 4^-k, exactly, so that 2^k s is multiplied in place of s, and e / s^2 of a norm behind
 takes 4^-k with it: nothing else changes.  Layers behind the first and tables keep their s apart.
 
@@ -26,9 +26,9 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import HalvedReader
 from onnxfold.passes.deferral.readers import FirstLayer, first_layers
-from onnxfold.passes.half_weights import refuse_few_bits
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edits import Scale
+from onnxfold.weights.half_weights import refuse_few_bits
 
 _ROUNDING = 2.0**-11
 _MOST = 15  # 2^-25 times 2^15 is a thousandth already

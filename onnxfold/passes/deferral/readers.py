@@ -28,9 +28,9 @@ from onnxfold.graph.float_types import digits
 from onnxfold.graph.operands import known_operand, known_tensor
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.absorb import LAYERS
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.absorb import LAYERS
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import CentredReader, MeanBound

@@ -15,8 +15,8 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.passes.costs import elements
 from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.targets.costs import elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
 from onnxfold.passes.lower.gelus import halve_first, late_halves
-from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
-from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.passes.prepare.split_skip_norms import is_split
+from onnxfold.passes.split_skip_norms import is_split
 from onnxfold.shapes import infer
+from onnxfold.targets.installed import onnxruntime_version
+from onnxfold.targets.lowering import TargetLowering
 
 # Before, ONNX Runtime's skip norms on CUDA add float16 squares in float16, which overflow
 # (microsoft/onnxruntime, issue 29034); its SimplifiedLayerNormalization never did.

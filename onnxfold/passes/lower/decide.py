@@ -10,9 +10,9 @@ from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.gelus import late_halves
-from onnxfold.passes.lower.norm_settings import common_settings
-from onnxfold.passes.lower.targets import TargetLowering
-from onnxfold.passes.prepare.split_skip_norms import is_split
+from onnxfold.passes.split_skip_norms import is_split
+from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_settings import common_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ from onnxfold.graph.edit import redirect, set_input, sweep
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs, all_nodes
-from onnxfold.model_io import METADATA_KEY
+from onnxfold.model_io.replacing import METADATA_KEY
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.lower.norm_settings import common_settings, setting_of_call, setting_of_each
-from onnxfold.passes.lower.turned import turned_values
-from onnxfold.passes.plan import Plan
 from onnxfold.shapes.inference import strip_types
+from onnxfold.targets.norm_settings import common_settings, setting_of_call, setting_of_each
+from onnxfold.targets.turned import turned_values
 
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # how the overloads of calls start that do not stay
@@ -27,9 +26,9 @@ _OVERRIDABLE_SINCE_IR = 4
 
 
 def finished(
-    model: ir.Model, original: ir.Model, plan: Plan, target: Target, form: WrittenForm
+    model: ir.Model, original: ir.Model, noted: str, target: Target, form: WrittenForm
 ) -> ir.Model:
-    """Take away what only the work needed, and note in one metadata key what was done.
+    """Take away what only the work needed, and put what was done in one metadata key.
 
     Every call of onnxfold's has its body; in a file for kernels those of one name share one.
     """
@@ -37,7 +36,7 @@ def finished(
     staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
     _define(view, staying, form)
     strip_types(model, like=original)
-    model.metadata_props[METADATA_KEY] = note(target, len(plan.folds), len(plan.insertions))
+    model.metadata_props[METADATA_KEY] = noted
     return model
 
 

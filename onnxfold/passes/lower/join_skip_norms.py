@@ -14,11 +14,11 @@ from onnxfold.graph.edit import inherit, insert_before, redirect, sweep
 from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
-from onnxfold.passes.lower.installed import onnxruntime_version
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, ready
-from onnxfold.passes.lower.sums import SLOW_SINCE
-from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
+from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.shapes import fill_types
+from onnxfold.targets.installed import onnxruntime_version
+from onnxfold.targets.sums import SLOW_SINCE
 
 _EMBEDDING = (CONTRIB_DOMAIN, "EmbedLayerNormalization")
 

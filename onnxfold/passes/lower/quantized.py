@@ -34,9 +34,9 @@ from onnxfold.operators.functions import (
 )
 from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
-from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting, setting_of_call
 from onnxfold.passes.lower.residual import ready
 from onnxfold.passes.lower.row_scales import reduces_rows
+from onnxfold.targets.norm_settings import NormSetting, of_one_setting, setting_of_call
 
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
 # In ONNX Runtime 1.32; others have no kernel for them.

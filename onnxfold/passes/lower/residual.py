@@ -22,7 +22,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, axes_of, call, op_name
-from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting, setting_of_call
+from onnxfold.targets.norm_settings import NormSetting, of_one_setting, setting_of_call
 
 CONTRIB_DOMAIN = "com.microsoft"
 _CONTRIB_NORM = "SimplifiedLayerNormalization"

@@ -28,8 +28,8 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
-from onnxfold.passes.lower.norm_settings import NormSetting, of_one_setting
 from onnxfold.passes.lower.residual import ready
+from onnxfold.targets.norm_settings import NormSetting, of_one_setting
 
 ROUNDS = 3  # roots, sums with what they are added to, products that are left
 

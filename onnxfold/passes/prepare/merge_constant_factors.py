@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, ModelInfo, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
-from onnxfold.graph.operands import is_read_once, producer_of
+from onnxfold.graph.operands import is_read_once, producer_of, weight_operand
 from onnxfold.graph.traversal import graph_values
 from onnxfold.operators.new_nodes import weight_value
 
@@ -77,11 +77,3 @@ def product_of(first: Array, second: Array) -> Array | None:
     size, zero = np.abs(wide), (first == 0) | (second == 0)
     fits = zero | ((size >= float(limits.smallest_normal)) & (size <= float(limits.max)))
     return wide.astype(first.dtype) if bool(np.all(fits)) else None
-
-
-def weight_operand(view: ModelInfo, node: ir.Node, op_type: str) -> int | None:
-    """Return which input of a product or sum is the one constant that a model holds as a weight."""
-    if operator(node) != op_type or len(node.inputs) != 2:
-        return None
-    constant = [view.tensor(operand) is not None for operand in node.inputs]
-    return constant.index(True) if sum(constant) == 1 else None

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.edit import add_constant, redirect, sweep
+from onnxfold.operators.families.cut_parts import cut_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
-from onnxfold.passes.costs import elements
-from onnxfold.passes.scales.cut_parts import cut_of
+from onnxfold.targets.costs import elements
 
 _Index: TypeAlias = tuple[slice | int, ...]
 

@@ -10,7 +10,7 @@ from onnxfold.graph import node_label
 from onnxfold.graph.edit import sweep
 from onnxfold.graph.sequences import behind_unbind, is_unbind
 from onnxfold.graph.traversal import all_nodes
-from onnxfold.passes.prepare.split_skip_norms import Builder
+from onnxfold.passes.split_skip_norms import Builder
 
 
 def pick_from_tensors(model: ir.Model) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from onnxfold.graph.edit import sweep
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands
 from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_nodes
-from onnxfold.passes.prepare.split_skip_norms import Builder
+from onnxfold.passes.split_skip_norms import Builder
 
 _MOST_TERMS = 8  # of indices: torch writes one for each axis
 

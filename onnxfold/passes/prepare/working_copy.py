@@ -29,10 +29,10 @@ from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
-from onnxfold.passes.prepare.split_skip_norms import SPLITTERS, Builder
 from onnxfold.passes.prepare.stored_parts import store_parts
 from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.passes.prepare.whole_gathers import reshape_whole
+from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 

@@ -13,8 +13,8 @@ from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.operands import is_read_once, known_producer, operand, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.affine_walk import EditPlace, root_of
 
 _GAMMA, _BETA = 1, 2
 

@@ -11,12 +11,10 @@ from onnxfold.graph.operands import known_operand
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.norms.site import NormForm
 from onnxfold.operators import facets
+from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.operators.table import row_of
 from onnxfold.options import Target
-from onnxfold.passes.affine.affine_walk import EditPlace
 from onnxfold.passes.base import Settings
-from onnxfold.passes.half_weights import refuse_few_bits
-from onnxfold.passes.narrow import refuse_narrow
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
@@ -33,6 +31,8 @@ from onnxfold.passes.scales.writer import (
 from onnxfold.refusal import Refusal
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
+from onnxfold.weights.half_weights import refuse_few_bits
+from onnxfold.weights.narrow import refuse_narrow
 
 
 def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:

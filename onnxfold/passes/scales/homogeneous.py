@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators import facets
+from onnxfold.operators.families.cut_parts import element_readers
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
-from onnxfold.passes.scales.cut_parts import element_readers
 
 _MOST_NODES = 64  # of one rotary embedding there are some ten
 

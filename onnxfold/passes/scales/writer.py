@@ -16,23 +16,28 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
-from onnxfold.graph.operands import is_read_once, known_operand, known_producer, producer_of
+from onnxfold.graph.operands import (
+    is_read_once,
+    known_operand,
+    known_producer,
+    producer_of,
+    weight_operand,
+)
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.cut_parts import AxisPart, cut_of, element_readers, only_part
+from onnxfold.operators.families.reactions import before_layout
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
+from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
-from onnxfold.passes.affine.affine_walk import EditPlace, root_of
-from onnxfold.passes.affine.reactions import before_layout
-from onnxfold.passes.prepare.merge_constant_factors import weight_operand
 from onnxfold.passes.scales.constant_operands import (
     bias_root,
     factor_of,
     is_weight,
     norm_constants,
 )
-from onnxfold.passes.scales.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 

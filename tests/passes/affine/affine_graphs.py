@@ -16,9 +16,9 @@ from onnxfold.norms import find_norms
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import decide_affine
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
-from onnxfold.passes.affine.prove import prove_affine
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 

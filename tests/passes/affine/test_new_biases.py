@@ -15,11 +15,11 @@ from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import BetaCosts, decide_affine
-from onnxfold.passes.affine.prove import prove_affine
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import decide_all
+from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import LARGE, Fused, error, graph, weights
 

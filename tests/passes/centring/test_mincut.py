@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from networkx.algorithms.flow import boykov_kolmogorov
 
 from onnxfold.errors import InvariantError
-from onnxfold.passes.centring.mincut import INFINITE, minimum_cut
+from onnxfold.streams.mincut import INFINITE, minimum_cut
 
 Edges = list[tuple[int, int, int]]
 

@@ -156,8 +156,8 @@ def test_a_weight_that_is_stored_narrow_gets_no_channel_back(*, narrow: bool) ->
 
 
 def _force(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("centring.dataflow", "affine.decide", "scales.decide"):
-        monkeypatch.setattr(f"onnxfold.passes.{module}.refuse_narrow", lambda *_: None)
+    for module in ("streams.dataflow", "passes.affine.decide", "passes.scales.decide"):
+        monkeypatch.setattr(f"onnxfold.{module}.refuse_narrow", lambda *_: None)
 
 
 def _sentence(result: onnxfold.Result) -> str:
@@ -168,7 +168,7 @@ def _sentence(result: onnxfold.Result) -> str:
 def test_forced_it_would_lose_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of the edited weights, in float64 throughout, is that of half floats."""
     model = _model("nothing")
-    monkeypatch.setattr("onnxfold.passes.centring.dataflow.refuse_narrow", lambda *_: None)
+    monkeypatch.setattr("onnxfold.streams.dataflow.refuse_narrow", lambda *_: None)
     folded = onnxfold.optimize(model, check=None, fuse_affine=False).model
     rng = np.random.default_rng(0)
     feeds = {"x": rng.standard_normal((2, 4, 6))}

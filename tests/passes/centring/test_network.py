@@ -8,10 +8,10 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.passes.centring.dataflow import PointFacts, ZeroMeanGraph
-from onnxfold.passes.centring.model_transfers import Point
 from onnxfold.passes.centring.network import free_points, solve
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph
+from onnxfold.streams.model_transfers import Point
 
 _FIBER = Fiber.of([AxisBlock(1, 1, 8, 1)])
 _NO = Refusal(RefusalCode.ACTIVATION, "nothing is known of it", ())

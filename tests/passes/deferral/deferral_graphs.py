@@ -15,10 +15,10 @@ from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.deferral.apply import apply
 from onnxfold.passes.deferral.decide import decide
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.deferral.prove import prove
 from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
+from onnxfold.pipeline.proofs import of_deferral as prove
 from tests.passes.affine.affine_graphs import Array, graph, weights
 
 __all__ = [

@@ -15,9 +15,10 @@ from onnxfold.graph.channels import SCALAR
 from onnxfold.graph.edit import change_constant
 from onnxfold.graph.operands import known_tensor
 from onnxfold.options import Target
-from onnxfold.passes.deferral import apply, measured
+from onnxfold.passes.deferral import apply
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.gamma_tables import GammaTables
+from onnxfold.targets import deferral_gains as measured
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
 from tests.passes.affine.affine_graphs import Array, error, graph, weights

@@ -11,9 +11,9 @@ import onnxfold
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower import join_skip_norms as module
-from onnxfold.passes.lower import sums
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.targets import sums
 from tests.norms.replay import random_feeds
 from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
 

@@ -8,7 +8,7 @@ import pytest
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.operators.functions import MIN_OPSET
 from onnxfold.options import Target
-from onnxfold.passes.lower.targets import TargetLowering
+from onnxfold.targets.lowering import TargetLowering
 
 
 @pytest.mark.parametrize(

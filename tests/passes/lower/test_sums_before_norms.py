@@ -12,8 +12,8 @@ import pytest
 from onnx import parser
 
 import onnxfold
-from onnxfold.passes.lower.sums import fused_additions
 from onnxfold.shapes import infer
+from onnxfold.targets.sums import fused_additions
 
 if TYPE_CHECKING:
     from pathlib import Path

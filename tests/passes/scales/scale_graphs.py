@@ -14,7 +14,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.apply import apply
 from onnxfold.passes.scales.decide import decide_scales
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
-from onnxfold.passes.scales.prove import prove_scales
+from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.proof import Proof
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error, graph, weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxfold.passes.scales.cut_parts import AxisPart
+from onnxfold.operators.families.cut_parts import AxisPart
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.decide import decide
-from onnxfold.passes.scales.prove import prove_scales
 from onnxfold.passes.scales.writer import channel_op
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.scales.scale_graphs import (

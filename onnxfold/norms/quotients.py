@@ -1,0 +1,45 @@
+"""Norms whose scale can be apart from them: x * s with one number s for each row."""
+
+import onnx_ir as ir
+
+from onnxfold.norms.site import EpsilonMode, NormKind, NormSite
+from onnxfold.refusal import Refusal, RefusalCode
+
+_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)  # whose range is float32's
+_SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
+
+
+def cancels(site: NormSite) -> bool:
+    """Whether the norm divides by the root mean square of x, with an epsilon under the root.
+
+    RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
+    """
+    return site.kind in _SCALE_ONLY and refuse_form(site) is None
+
+
+def may_wait(site: NormSite) -> bool:
+    """Whether the scale of a norm can be apart from it; a LayerNorm's mean goes another way."""
+    kinds = _SCALE_ONLY | {NormKind.LAYER_NORM}
+    return site.kind in kinds and refuse_form(site) is None
+
+
+def refuse_form(site: NormSite) -> Refusal | None:
+    """Return why the quotient of a norm cannot be taken apart, None where it can."""
+    if site.refusal is not None:
+        return site.refusal
+    half = site.input.dtype is ir.DataType.FLOAT16 and not site.subtracts_mean
+    known = site.input.dtype in _TYPES or half
+    if not known or site.output.dtype != site.input.dtype:
+        sentence = f"what is not normalised may leave the range of {site.output.dtype}"
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
+    if site.epsilon_mode is not EpsilonMode.INSIDE or site.epsilon <= 0:
+        sentence = "no positive epsilon stands under its root"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
+    if site.escaping:
+        blamed = tuple(sorted(value.name or "" for value in site.escaping))
+        sentence = f"'{blamed[0]}' in it is read by others"
+        return Refusal(RefusalCode.STATISTICS_READ, sentence, blamed)
+    if not site.fiber.whole:
+        sentence = "it runs over groups of channels"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
+    return None

@@ -1,0 +1,56 @@
+"""The constant that an operand is a layout of."""
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxfold.graph import FLOATS, ModelInfo, Reader
+from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import producer_of
+from onnxfold.operators import facets
+from onnxfold.operators.families.reactions import before_layout
+from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.table import row_of
+from onnxfold.refusal import Refusal, RefusalCode
+
+
+@dataclass(frozen=True, slots=True)
+class EditPlace:
+    """The constant that an operand is a layout of, and who reads it there.
+
+    ``channels`` and ``outer`` are in the coordinates of the constant.
+    """
+
+    value: ir.Value
+    reader: Reader
+    channels: Channels
+    outer: Channels
+
+
+def root_of(
+    view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
+) -> EditPlace | Refusal:
+    """Return the constant behind an operand, through layouts that nothing else reads."""
+    holder = reader
+    value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None
+    while value is not None:
+        tensor = view.tensor(value)
+        if tensor is not None:
+            if tensor.dtype not in FLOATS:
+                sentence = f"has a weight of type {tensor.dtype}"
+                return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
+            return EditPlace(value, holder, channels, outer)
+        node = value.producer()
+        back, rest = (before_layout(view, value, each) for each in (channels, outer))
+        if node is None or back is None or rest is None:
+            break
+        if len(value.uses()) != 1 or value.is_graph_output():
+            sentence = "shares its weight with other nodes through a layout"
+            return refuse(RefusalCode.SHARED_WEIGHT, reader.node, sentence)
+        holder = Reader(node, 0)
+        value, channels = back
+        outer = rest[1]
+    producer = producer_of(value)
+    if producer is not None and facets.quantised(row_of(producer)):
+        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
+    return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is not a constant")

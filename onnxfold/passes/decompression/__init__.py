@@ -1,1 +1,0 @@
-"""Streams without their last channel get it back, and CRMSNorms are RMSNorms again."""

@@ -1,1 +1,0 @@
-"""Weights before LayerNorms are shifted: what a LayerNorm does not see may be anything."""

@@ -1,0 +1,188 @@
+"""Streams stored without their last channel: which, and their weights, shapes and CRMSNorms."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
+from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.operands import known_producer
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.passes.base import Settings
+from onnxfold.passes.norms_plan import named_sites
+from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.stream_forms import shapes
+from onnxfold.passes.stream_forms.plan import CompressionPlan, ShapeChange, Shortened
+from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_shape
+from onnxfold.passes.stream_forms.stream import Stream, stream_of
+from onnxfold.passes.stream_forms.stream_sizes import entry_of, follows
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.targets.lowering import TargetLowering
+
+
+def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
+    """Return the streams of which every part can do without a channel, and why others cannot."""
+    sites = find_norms(info)
+    lowering = TargetLowering(info, settings.target)
+    refusals: dict[str, Refusal] = {}
+    asked: list[NormSite] = []
+    for site in sites:
+        if site.kind is NormKind.LAYER_NORM:
+            continue  # why it did not fold is known
+        why = _refuse_early(site, lowering, settings)
+        if why is None:
+            asked.append(site)
+        else:
+            refusals[info.ref(site.output)] = why
+    transfers = ModelTransfers(info, sites)
+    norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
+    norms |= {node: site for site in asked for node in site.nodes}
+    streams: list[Stream] = []
+    for site in asked:
+        if any(site.output in stream.norms for stream in streams):
+            continue
+        found = stream_of(info, transfers, Point(site.input, site.fiber), norms)
+        if isinstance(found, Stream):
+            found = _refuse_unaligned(site, settings) or refuse_shapes(info, found) or found
+        if isinstance(found, Refusal):
+            refusals[info.ref(site.output)] = found
+        else:
+            streams.append(found)
+    return plan_of(info, streams, refusals, sites)
+
+
+def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+    if site.refusal is not None:
+        return site.refusal
+    if site.kind is not NormKind.RMS_NORM:
+        return Refusal(RefusalCode.NOT_CENTRED_NORM, f"{site.kind.value} is no RMSNorm")
+    if settings.excludes(site.name):
+        return Refusal(RefusalCode.EXCLUDED, "excluded by name")
+    return lowering.refuse_compressed(site)
+
+
+def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
+    """Padding d - 1 to a multiple of N saves a channel only where N divides d - 1."""
+    wanted, left = settings.multiple_of, site.fiber.blocks[0].size - 1
+    if left % wanted == 0:
+        return None
+    sentence = f"{left} channels are no multiple of {wanted}; padded, they are no fewer than before"
+    return Refusal(RefusalCode.UNALIGNED, sentence, (site.input.name or "",))
+
+
+def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int]]:
+    """Return (node, axis) of what gives the stream a shape that names its size."""
+    found, channels = [], stream.channels
+    for point in stream.values:
+        node, (block,) = point.value.producer(), point.fiber.blocks
+        if node is None or _follows(info, node, block.axis, channels):
+            continue
+        if names_size(info, node, block.axis, block.size):
+            found.append((node, block.axis))
+    return found
+
+
+def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Value, int]) -> bool:
+    """Whether the shape that a node is told has the stream's own number of channels."""
+    if not takes_shape(node) or len(node.inputs) < 2:
+        return False
+    rank, length = info.rank(node.outputs[0]), info.dim(node.inputs[1], 0)
+    if rank is None or not isinstance(length, int):
+        return False
+    position = axis - (rank - length)
+    if node.op_type == "Expand" and entry_of(info, node.inputs[1], position) == 1:
+        return True  # as many as what it reads
+    return follows(info, node.inputs[1], position, channels)
+
+
+def refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:
+    """Say why the shapes that a stream is told cannot follow its size, or None."""
+    refusals = (refuse_shape(info, *shaped) for shaped in _shaped(info, stream))
+    return next((why for why in refusals if why is not None), None)
+
+
+def plan_of(
+    info: ModelInfo,
+    streams: list[Stream],
+    refusals: dict[str, Refusal],
+    sites: tuple[NormSite, ...],
+) -> CompressionPlan:
+    """Return the streams as a plan."""
+
+    def shortened(points: list[Point]) -> list[Shortened]:
+        return [Shortened(info.ref(p.value), p.fiber.blocks[0].axis) for p in points]
+
+    def ref(node: ir.Node) -> str:
+        return info.ref(next(output for output in node.outputs if output.name))
+
+    every = [point for stream in streams for point in stream.entries]
+    entering = {
+        ReaderRef(ref(reader.node), reader.index)
+        for stream in streams
+        for point in stream.entries
+        for reader in stream.readers.get(point, ())
+    }
+    compressed = {value for stream in streams for value in stream.norms}
+    return CompressionPlan(
+        tuple(info.ref(site.output) for site in sites if site.output in compressed),
+        tuple(refusals.items()),
+        frozenset(info.ref(site.output) for site in sites),
+        tuple(shortened([p for stream in streams for p in stream.weights])),
+        tuple(shortened([p for stream in streams for p in stream.values])),
+        tuple(shortened(every)),
+        tuple(sorted(entering)),
+        tuple(
+            ShapeChange(ReaderRef(ref(node), 1), axis)
+            for stream in streams
+            for node, axis in _shaped(info, stream)
+        ),
+    )
+
+
+def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
+    """Leave out the last channel of every stream that is named; norms give it back."""
+    values = edit.by_ref()
+    sites = named_sites(edit, plan)
+    lowering = TargetLowering(edit.info, settings.target)
+    shapes.change_shapes(edit, plan, -1)
+    for weight in plan.weights:
+        shorten_weight(values[weight.value], weight.axis)
+    for stored in plan.values:
+        shapes.declare(values[stored.value], stored.axis, -1)
+    entries = {
+        values[entry.value]: _enter(edit, values[entry.value], entry) for entry in plan.entries
+    }
+    for reader in plan.entering:
+        node = known_producer(values[reader.node])
+        operand = node.inputs[reader.index]
+        if operand in entries:
+            set_input(node, reader.index, entries[operand])
+    for site in sites:
+        x = entries.get(site.input, site.input)
+        edit.stand_in(lowering.compressed(site, x), site.last, site.nodes)
+
+
+def shorten_weight(value: ir.Value, axis: int) -> None:
+    """Leave out the last element along an axis."""
+
+    def kept(tensor: ir.TensorProtocol) -> Array:
+        array = tensor.numpy()
+        return np.ascontiguousarray(array.take(range(array.shape[axis] - 1), axis=axis))
+
+    shapes.resize_weight(value, axis, -1, kept)
+
+
+def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
+    """Return a value without its last channel, by a Slice behind it."""
+    name = f"{value.name}.compressed"
+    new = NewNodes(edit.info.opset)
+    output = shapes.slice_off_last(new, value, entry.axis, name)
+    output.name, output.type, new.nodes[0].name = name, value.type, name
+    output.shape = None if value.shape is None else value.shape.copy()
+    shapes.declare(output, entry.axis, -1)
+    edit.insert_behind(value, Lowered.of(new))
+    return output

@@ -1,0 +1,79 @@
+"""What changes in a stream, as frozen data: its last channel, the weights that read it, shifts."""
+
+from dataclasses import dataclass, field
+
+from onnxfold.graph import Fiber
+from onnxfold.passes.norms_plan import NormsPlan
+from onnxfold.passes.places import ReaderRef
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A value or a weight, by reference, that loses its last element along an axis."""
+
+    value: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeChange:
+    """A node input that tells a shape, of which the entry of ``axis`` becomes one less."""
+
+    reader: ReaderRef
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionPlan(NormsPlan):
+    """The norms that become CRMSNorms, or RMSNorms again, and the streams between weights and them.
+
+    ``entries`` are values that keep their last channel, and that ``entering`` node inputs and the
+    norms read without it.
+    """
+
+    weights: tuple[Shortened, ...] = ()
+    values: tuple[Shortened, ...] = ()
+    entries: tuple[Shortened, ...] = ()
+    entering: tuple[ReaderRef, ...] = ()
+    shapes: tuple[ShapeChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadersPlan(NormsPlan):
+    """The norms whose results lose, or get back, their last channel, and the weights that read it.
+
+    ``between``: what stands between them and the linear layers; ``layers``: the weights, along the
+    axis that they are multiplied over; ``layouts``: what moves their elements before they are read.
+    ``more``: -1 or 1 channel.
+    """
+
+    between: CompressionPlan = field(default_factory=CompressionPlan)
+    layers: tuple[Shortened, ...] = ()
+    layouts: tuple[Shortened, ...] = ()
+    more: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShift:
+    """A weight W, by reference, that becomes W + c, c constant along ``fiber``."""
+
+    value: str
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftingPlan:
+    """The weights that are shifted; every c is drawn from ``seed`` and the name of the weight."""
+
+    weights: tuple[WeightShift, ...] = ()
+    seed: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.weights
+
+    def left_out(self, reason: str) -> "ShiftingPlan":
+        """Return the plan to shift nothing."""
+        del reason  # the report names the pass
+        return ShiftingPlan()

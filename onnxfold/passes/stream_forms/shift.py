@@ -1,0 +1,86 @@
+"""Weights shifted where the shift ends in norms that do not see it.
+
+    LN(x + s 1) = LN(x), so A u + b before a LayerNorm may be (A + 1 c') u + b + d 1 for any c, d
+
+    MatMul W: [in, out]   W + c 1'  one number for each input
+    bias b: [out]         b + d 1   one number
+    table: [V, d]         one number for each row
+
+c is normal, of the size of the weight's own numbers: the stream gets a mean of about its deviation.
+
+Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
+"""
+
+from collections import Counter
+from zlib import crc32
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.channels import Channels
+from onnxfold.graph.edit import Editor, change_constant
+from onnxfold.graph.operands import known_tensor
+from onnxfold.graph.reached import reached
+from onnxfold.graph.stored_rows import stored_rows
+from onnxfold.norms import find_norms
+from onnxfold.passes.base import Settings
+from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
+from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.weights.edited import EditedTensor, edited
+from onnxfold.weights.edits import Shift
+
+
+def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
+    """Return the weights before the LayerNorms of the model of which no reader sees a shift."""
+    if settings.shift is None:
+        return ShiftingPlan()
+    sites = find_norms(info)
+    asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
+    graph = walk_back(ModelTransfers(info, sites), asked)
+    seen = _seen(graph)
+    fibers = Counter(point.value for point in graph.points)
+    return ShiftingPlan(
+        tuple(
+            WeightShift(info.ref(point.value), point.fiber)
+            for point, facts in graph.points.items()
+            if facts.constant and point not in seen and fibers[point.value] == 1
+            and point.fiber.whole and point.fiber.blocks
+        ),
+        settings.shift,
+    )  # fmt: skip
+
+
+def _seen(graph: ZeroMeanGraph) -> set[Point]:
+    """Return the points whose shift a reader sees, at once or behind carriers."""
+    makes_move: dict[Point, list[Point]] = {}
+    for point, facts in graph.points.items():
+        for moved in (*facts.carries_to, *facts.siblings):
+            makes_move.setdefault(moved, []).append(point)
+    seen = [point for point, facts in graph.points.items() if facts.exact]
+    return set(reached(seen, lambda point: makes_move.get(point, ())))
+
+
+def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> None:
+    """Shift every weight that is named."""
+    del settings
+    values = edit.by_ref()
+    for weight in plan.weights:
+        value = values[weight.value]
+        change_constant(value, _shifted(known_tensor(value), weight, plan.seed))
+
+
+def _shifted(tensor: ir.TensorProtocol, weight: WeightShift, seed: int) -> EditedTensor:
+    shape = tuple(tensor.shape.numpy())
+    kept = Channels.along(
+        (axis, size) for axis, size in enumerate(shape) if axis not in weight.fiber.axes
+    )
+    rng = np.random.default_rng([seed, crc32(weight.value.encode())])
+    vector = rng.standard_normal(kept.size) * _root_mean_square(tensor)
+    return edited(tensor, Shift(kept, vector), tensor.name or weight.value)
+
+
+def _root_mean_square(tensor: ir.TensorProtocol) -> float:
+    total = sum(float(np.square(rows, dtype=np.float64).sum()) for rows in stored_rows(tensor))
+    return float(np.sqrt(total / max(1, tensor.size)))

@@ -1,0 +1,189 @@
+"""Norms that give d - 1 channels, as only linear layers read all: (E w) A = w (E' A)."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, Reader, whole_axes
+from onnxfold.graph.array_types import Array
+from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
+from onnxfold.graph.operands import known_operand, known_producer
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
+from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.options import Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.stream_forms import shapes
+from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes, shorten_weight
+from onnxfold.passes.stream_forms.decompress import lengthen_weight, sliced_from
+from onnxfold.passes.stream_forms.linear_readers import LinearReader, ReadersWalk
+from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.weights.edited import unrounded
+
+
+def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
+    """Return the CRMSNorms that need give no more channels than they read, and why others must."""
+    del settings
+    refusals: dict[str, Refusal] = {}
+    starts: list[ir.Value] = []
+    for node in info.nodes():
+        if is_full(node):
+            output = node.outputs[0]
+            if _has_affine(info, node):
+                sentence = (
+                    f"norm '{node.name}' has gamma or beta, which no layer behind it has taken"
+                )
+                why = Refusal(RefusalCode.AFFINE_NORM_OUTPUT, sentence, (node.name or "",))
+                refusals[info.ref(output)] = why
+            else:
+                starts.append(output)
+    return _plan(info, starts, refusals, more=-1)
+
+
+def decide_back(info: ModelInfo, settings: Settings) -> ReadersPlan:
+    """Return the values y[:-1] of norms for which linear layers can as well read y."""
+    sites = [site for site in find_norms(info) if site.kind is NormKind.RMS_NORM and site.size]
+    kept = [site.output for site in sites if not settings.excludes(site.name)]
+    starts = [
+        reader.node.outputs[0]
+        for output in dict.fromkeys(kept)
+        for reader in info.readers(output)
+        if _takes_last_away(info, reader)
+    ]
+    return _plan(info, starts, {}, more=1)
+
+
+def is_full(node: ir.Node) -> bool:
+    """Whether a node is a CRMSNorm that gives a channel more than it reads."""
+    known = node.domain == DOMAIN and node.op_type in SIGNATURES
+    return known and SIGNATURES[node.op_type].statistics is Statistics.CRMS_FULL
+
+
+def _has_affine(info: ModelInfo, node: ir.Node) -> bool:
+    """Whether a CRMSNorm multiplies by another scale than ones, or adds a bias."""
+    parts = [info.array(operand) for operand in node.inputs[1:2]]
+    return len(node.inputs) > 2 or not all(part is not None and np.all(part == 1) for part in parts)
+
+
+def _takes_last_away(info: ModelInfo, reader: Reader) -> bool:
+    point = _point(info, reader.node.outputs[0])
+    return point is not None and sliced_from(info, point) is not None
+
+
+def _point(info: ModelInfo, value: ir.Value) -> Point | None:
+    shape = info.shape(value)
+    fiber = whole_axes(shape, [len(shape) - 1]) if shape else None
+    return None if fiber is None else Point(value, fiber)
+
+
+def _plan(
+    info: ModelInfo, starts: Iterable[ir.Value], refusals: dict[str, Refusal], *, more: int
+) -> ReadersPlan:
+    sites, wanted = find_norms(info), tuple(starts)
+    norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
+    for start in wanted:
+        norms.pop(start.producer(), None)  # type: ignore[arg-type]
+    transfers = ModelTransfers(info, sites)
+    walks: list[ReadersWalk] = []
+    for start in wanted:
+        point = _point(info, start)
+        if point is None or any(start in walk.starts for walk in walks):
+            continue
+        walk = ReadersWalk(info, transfers, norms, wanted)
+        why = walk.run(point) or refuse_shapes(info, walk.stream) or _refuse_shared(info, walk)
+        if why is None:
+            walks.append(walk)
+        else:
+            refusals[info.ref(start)] = why
+    layers = [layer for walk in walks for layer in walk.layers]
+    return ReadersPlan(
+        tuple(info.ref(start) for walk in walks for start in walk.starts),
+        tuple(refusals.items()),
+        frozenset(info.ref(site.output) for site in sites),
+        plan_of(info, [walk.stream for walk in walks], {}, sites),
+        tuple(dict.fromkeys(Shortened(info.ref(x.root.value), x.axis) for x in layers)),
+        tuple(dict.fromkeys(Shortened(info.ref(v), a) for x in layers for v, a in x.layouts)),
+        more,
+    )
+
+
+def _refuse_shared(info: ModelInfo, walk: ReadersWalk) -> Refusal | None:
+    """Say which weight something else reads too, or is read along two axes, or None."""
+    by_weight: dict[ir.Value, list[LinearReader]] = defaultdict(list)
+    for layer in walk.layers:
+        by_weight[layer.root.value].append(layer)
+    own = {point.value for point in walk.stream.weights}
+    for weight, layers in by_weight.items():
+        readers = {(layer.root.reader.node, layer.root.reader.index) for layer in layers}
+        others = [r for r in info.readers(weight) if (r.node, r.index) not in readers]
+        if others or len({layer.axis for layer in layers}) > 1 or weight in own:
+            name = weight.name or ""
+            sentence = f"weight '{name}' is read by others that need all of its rows"
+            return Refusal(RefusalCode.SHARED_WEIGHT, sentence, (name,))
+    return None
+
+
+def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
+    """Let norms give, and linear layers read, one channel less, or again all."""
+    values = edit.by_ref()
+    shapes.change_shapes(edit, plan.between, plan.more)
+    for layer in plan.layers:
+        _change_layer(values[layer.value], layer.axis, plan.more)
+    for weight in plan.between.weights:
+        resize = shorten_weight if plan.more < 0 else lengthen_weight
+        resize(values[weight.value], weight.axis)
+    for stored in (*plan.between.values, *plan.layouts):
+        shapes.declare(values[stored.value], stored.axis, plan.more)
+    for start in plan.norms:
+        if plan.more < 0:
+            _shorten_norm(edit, values[start], settings.target)
+        else:
+            _read_all(values[start])
+
+
+def _change_layer(value: ir.Value, axis: int, more: int) -> None:
+    """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
+
+    def less(tensor: ir.TensorProtocol) -> Array:
+        wide = unrounded(tensor).astype(np.float64)
+        rest, last = np.split(wide, [wide.shape[axis] - 1], axis=axis)
+        return np.asarray((rest - last).astype(tensor.dtype.numpy()))
+
+    def padded(tensor: ir.TensorProtocol) -> Array:
+        array = tensor.numpy()
+        return np.concatenate([array, np.zeros_like(array.take([0], axis=axis))], axis=axis)
+
+    shapes.resize_weight(value, axis, more, less if more < 0 else padded)
+
+
+def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
+    """Let a CRMSNorm give no more channels than it reads: as a call, or by a Slice behind it.
+
+    ONNX Runtime makes one operator of a norm that is spelled out only where it gives all channels.
+    """
+    node = known_producer(value)
+    x = known_operand(node, 0)
+    epsilon, new = node.attributes.get_float("epsilon", 0.0), NewNodes(edit.info.opset)
+    if target is Target.KERNELS:
+        name = op_name(statistics=Statistics.CRMS, affine=Affine.NONE)
+        result = new.add(call(name, [x], epsilon=epsilon))
+    else:
+        full = new.add(ir.node(node.op_type, node.inputs, node.attributes, domain=node.domain))
+        full.name, full.shape, full.type = f"{value.name}.all", value.shape, value.type
+        result = shapes.slice_off_last(new, full, -1, f"{node.name}.short")
+        new.nodes[-1].name = f"{node.name}.short"
+    new.nodes[0].name = node.name
+    axis = (len(value.shape) if value.shape is not None else 0) - 1
+    edit.stand_in(Lowered.of(new, (value, result)), node, (node,))
+    shapes.declare(result, axis, -1)
+
+
+def _read_all(value: ir.Value) -> None:
+    """Let all readers of y[:-1] read y."""
+    node = known_producer(value)
+    redirect(value, known_operand(node, 0))
+    sweep([node])

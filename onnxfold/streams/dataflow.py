@@ -1,0 +1,230 @@
+"""The backward walk: from every norm to all values whose centring it could use.
+
+The result, a :class:`ZeroMeanGraph`, holds for each point (value, fiber) what it follows from and
+what its readers do with a shift.  It decides nothing.
+
+Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine parts, readers).
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import FLOATS, Reader
+from onnxfold.norms.site import NormSite
+from onnxfold.operators.families.transfer import ZeroMean
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.model_transfers import (
+    EXACT,
+    Assumptions,
+    Equivariant,
+    Invariant,
+    ModelTransfers,
+    Point,
+)
+from onnxfold.weights.narrow import refuse_narrow
+
+
+@dataclass(frozen=True, slots=True)
+class PointFacts:
+    """What is known of a point.
+
+    ``constant``: the value is a weight.  ``zero_mean``: its mean along the fiber is 0 as it
+    stands.  ``opaque``: why it cannot be centred by its producers.  ``carried``: the points that
+    must be centred with it, which its producer reads at ``positions``.  ``siblings``: the other
+    outputs of its producer, which move with it.
+    ``carries_to``: the points that move when it moves.  ``exact``: the readers that must see the
+    original value.
+    """
+
+    constant: bool
+    zero_mean: bool
+    opaque: Refusal | None
+    carried: tuple[Point, ...]
+    positions: tuple[int, ...]
+    siblings: tuple[Point, ...]
+    carries_to: tuple[Point, ...]
+    exact: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroMeanGraph:
+    """All points that the norms of a model reach, and the point that each norm asks for."""
+
+    points: Mapping[Point, PointFacts]
+    demands: tuple[tuple[NormSite, Point], ...]
+
+
+def walk_back(
+    transfers: ModelTransfers,
+    demands: Iterable[NormSite],
+    assumptions: Assumptions = EXACT,
+    overflowing: Collection[str] = (),
+) -> ZeroMeanGraph:
+    """Walk back from ``demands``, of the norms that are known; unknown operators end the walk.
+
+    ``overflowing`` are references of weights that cannot be centred, whatever reads them.
+    """
+    walk = _Walk(transfers, assumptions, overflowing)
+    asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
+    walk.run([point for _, point in asked])
+    return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Producer:
+    constant: bool
+    zero_mean: bool = False
+    opaque: Refusal | None = None
+    carried: tuple[Point, ...] = ()
+    positions: tuple[int, ...] = ()
+    siblings: tuple[Point, ...] = ()
+
+
+class _Walk:
+    """Alternates between pulling points back and looking at the readers of what was found."""
+
+    def __init__(
+        self, transfers: ModelTransfers, assumptions: Assumptions, overflowing: Collection[str]
+    ):
+        self._view = transfers.view
+        self._overflowing = overflowing
+        self._transfers = transfers
+        self._assumptions = assumptions
+        self._producers: dict[Point, _Producer] = {}
+        self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
+        # Which points asked for a point, and through which input: a reader then carries to them.
+        self._asked_by: dict[tuple[Point, Reader], dict[Point, None]] = {}
+
+    def run(self, start: Iterable[Point]) -> None:
+        """Find every point that ``start`` can use, and every point that moves with those."""
+        fresh = self._pull_all(start)
+        while fresh and self._assumptions.asks_readers:
+            reached: list[Point] = []
+            for point in fresh:
+                if not self._producers[point].zero_mean:
+                    self._readers[point] = self._look_at_readers(point)
+                    reached += self._readers[point][0]
+            fresh = self._pull_all(reached)
+
+    def points(self) -> dict[Point, PointFacts]:
+        """Return the facts of every point, in the order in which they were found."""
+        return {
+            point: PointFacts(
+                producer.constant,
+                producer.zero_mean,
+                producer.opaque,
+                producer.carried,
+                producer.positions,
+                producer.siblings,
+                *self._readers.get(point, ((), ())),
+            )
+            for point, producer in self._producers.items()
+        }
+
+    def _pull_all(self, start: Iterable[Point]) -> list[Point]:
+        queue, fresh = deque(start), []
+        while queue:
+            point = queue.popleft()
+            if point not in self._producers:
+                self._producers[point] = producer = self._pull(point)
+                fresh.append(point)
+                queue.extend(producer.carried)
+                queue.extend(producer.siblings)
+        return fresh
+
+    def _pull(self, point: Point) -> _Producer:
+        if self._overflows(point.value):
+            name = point.value.name or ""
+            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
+            refusal = Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+            return _Producer(constant=False, opaque=refusal)
+        if self._view.tensor(point.value) is not None:
+            return self._pull_constant(point.value)
+        origin = self._transfers.backward(point, self._assumptions)
+        if isinstance(origin, ZeroMean):
+            return _Producer(constant=False, zero_mean=True)
+        if isinstance(origin, Refusal):
+            return _Producer(constant=False, opaque=origin)
+        node = point.value.producer()
+        carried = []
+        for index, fiber in origin.inputs:
+            operand = node.inputs[index] if node is not None else None
+            if node is None or operand is None:
+                raise InvariantError(f"the law of '{point.value.name}' carries a missing input")
+            carried.append(Point(operand, fiber))
+            reader = Reader(node, index)
+            self._asked_by.setdefault((carried[-1], reader), {})[point] = None
+        siblings = tuple(
+            Point(output, point.fiber)
+            for output in (node.outputs if node is not None and not origin.alone else ())
+            if output is not point.value and (output.uses() or output.is_graph_output())
+        )
+        positions = tuple(index for index, _ in origin.inputs)
+        return _Producer(False, carried=tuple(carried), positions=positions, siblings=siblings)
+
+    def _pull_constant(self, value: ir.Value) -> _Producer:
+        tensor = self._view.tensor(value)
+        name = value.name or ""
+        narrow = refuse_narrow(self._view, value)
+        if narrow is not None:
+            return _Producer(False, opaque=narrow)
+        if tensor is not None and tensor.dtype in FLOATS:
+            return _Producer(constant=True)
+        sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
+        return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
+
+    def _overflows(self, value: ir.Value) -> bool:
+        """Whether a value is known to have no finite centred values; small constants are read.
+
+        A constant may overflow on its way alone: -1e300 behind a Cast to float32.
+        """
+        if self._overflowing and self._view.ref(value) in self._overflowing:
+            return True
+        array = self._view.array(value) if value.dtype in FLOATS else None
+        return array is not None and not np.all(np.isfinite(array.astype(np.float64)))
+
+    def _look_at_readers(self, point: Point) -> tuple[tuple[Point, ...], tuple[Refusal, ...]]:
+        carries_to: dict[Point, None] = {}
+        exact: list[Refusal] = []
+        if self._view.is_output(point.value):
+            name = point.value.name or ""
+            sentence = f"'{name}' is an output of its graph"
+            exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
+        for reader in self._view.readers(point.value):
+            response = self._transfers.forward(point, reader)
+            if isinstance(response, Invariant):
+                continue
+            asked_by = self._asked_by.get((point, reader))
+            if asked_by:
+                carries_to.update(asked_by)
+            elif isinstance(response, Equivariant):
+                carries_to.update(dict.fromkeys(response.points))
+            else:
+                exact.append(response)
+        return tuple(carries_to), tuple(exact)
+
+
+def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]:
+    """Mark the carriers all of whose inputs have mean 0 as they stand."""
+    waiting: dict[Point, int] = {}
+    dependants: dict[Point, list[Point]] = {}
+    ready = deque(point for point, facts in points.items() if facts.zero_mean)
+    for point, facts in points.items():
+        if facts.carried and not facts.zero_mean:
+            distinct = set(facts.carried)
+            waiting[point] = len(distinct)
+            for operand in distinct:
+                dependants.setdefault(operand, []).append(point)
+    result = dict(points)
+    while ready:
+        for point in dependants.get(ready.popleft(), ()):
+            waiting[point] -= 1
+            if waiting[point] == 0:
+                result[point] = PointFacts(False, True, None, (), (), (), (), ())
+                ready.append(point)
+    return result

@@ -1,0 +1,172 @@
+"""Norms that the transformers optimizer of ONNX Runtime builds a fusion on, and only as LayerNorms.
+
+The two fusions gain as much as the fold of one norm does, or more (docs/pipeline.md).  Source of
+the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
+from onnxfold.norms import NormSite
+from onnxfold.operators.contrib import EMBEDDED
+from onnxfold.options import Target
+from onnxfold.refusal import Refusal, RefusalCode
+
+_FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
+_END = 2  # input of Slice
+_ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
+_PROJECTIONS = 3  # of queries, keys and values
+
+
+def refuse_fused(
+    info: ModelInfo, sites: Iterable[NormSite], target: Target
+) -> dict[ir.Value, Refusal]:
+    """Say, by output, which fusion of the optimizer is built on norms."""
+    if target is Target.KERNELS:
+        return {}
+    found = {site.output: _fusion(info, site, target) for site in sites}
+    return {
+        output: Refusal(RefusalCode.NOT_WORTH, _FUSED.format(fusion), ())
+        for output, fusion in found.items()
+        if fusion is not None
+    }
+
+
+def _fusion(info: ModelInfo, site: NormSite, target: Target) -> str | None:
+    comes = target is Target.ONNX  # the optimizer may follow
+    if embedded(site) or (comes and embeds(info, site)):
+        return "EmbedLayerNormalization"
+    return "Attention" if comes and attends(site) else None
+
+
+def embedded(site: NormSite) -> bool:
+    """Whether the optimizer has fused a norm with the tables that it reads."""
+    return bool(site.nodes[-1].meta.get(EMBEDDED))
+
+
+def embeds(info: ModelInfo, site: NormSite) -> bool:
+    """Whether a norm alone reads the sum of rows of two or three tables, one by position.
+
+    Of three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does;
+    of two, wherever the positions come from in front of post-LN attention.
+    """
+    rows = list(_rows(info, site))
+    ends = [end for node in rows if (end := _length_read(node)) is not None]
+    if len(rows) == 3:
+        return any(end.op_type == "Unsqueeze" for end in ends)
+    return len(rows) == 2 and (bool(ends) or _begins_attention(info, site, rows))
+
+
+def attends(site: NormSite) -> bool:
+    """Whether a norm stands behind post-LN attention, or in front with beta on the wrong side."""
+    return _is_behind_attention(site) or _hides_attention(site)
+
+
+def spanned_norm(site: NormSite) -> ir.Value | None:
+    """Return the norm in front of pre-LN attention that ``site`` stands behind, or None.
+
+    The optimizer looks back from the LayerNormalization behind the sum of the stream and of
+    attention for one that three projections of the same stream read.
+    """
+    for branch, stream in _terms(site):
+        if not _is_attention(branch, widened=True):
+            continue
+        for node in (use.node for use in stream.uses()):
+            if operator(node) == "LayerNormalization" and (
+                _projections(node.outputs[0]) == _PROJECTIONS
+            ):
+                return node.outputs[0]
+    return None
+
+
+def _is_behind_attention(site: NormSite) -> bool:
+    """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
+    return any(
+        _projections(residual) == _PROJECTIONS and _is_attention(branch)
+        for residual, branch in _terms(site)
+    )
+
+
+def _terms(site: NormSite) -> tuple[tuple[ir.Value, ir.Value], ...]:
+    """Return the terms of the sum that a norm reads, in both orders; none where it reads no sum."""
+    total = computed_by(site.input, "Add")
+    if total is None:
+        return ()
+    first, second = known_operand(total, 0), known_operand(total, 1)
+    return (first, second), (second, first)
+
+
+def _hides_attention(site: NormSite) -> bool:
+    """Whether beta would be added in the first operand of a sum with attention, as in BART.
+
+    The optimizer goes back from the first operand that is an Add, looking for attention's bias.
+    """
+    if site.beta is None or _projections(site.output) != _PROJECTIONS:
+        return False
+    return any(
+        _is_attention(known_operand(use.node, 1))
+        for use in site.output.uses()
+        if operator(use.node) == "Add" and use.idx == 0
+    )
+
+
+def _begins_attention(info: ModelInfo, site: NormSite, rows: list[ir.Node]) -> bool:
+    """Whether a norm of one sum of ``rows`` is read by three projections and another sum alone."""
+    total = site.input.producer()
+    if total is None or {operand and operand.producer() for operand in total.inputs} != set(rows):
+        return False
+    readers = [use.node for use in site.output.uses() if operator(use.node) != "Shape"]
+    kinds = sorted(node.op_type for node in readers if not info.is_dead(node))
+    return kinds == ["Add", *["MatMul"] * _PROJECTIONS]
+
+
+def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
+    """Yield the Gathers from tables in the sum that a norm reads, of what nothing else reads."""
+    inside, terms = set(site.nodes), [site.input]
+    while terms:
+        value = terms.pop()
+        node = value.producer()
+        readers = {use.node for use in value.uses() if operator(use.node) != "Shape"} - inside
+        if node is None or not all(map(info.is_dead, readers)):
+            continue
+        if operator(node) == "Add":
+            inside.add(node)
+            terms += operands(node)
+        elif operator(node) == "Gather" and info.tensor(node.inputs[0]) is not None:
+            yield node
+
+
+def _length_read(gather: ir.Node) -> ir.Node | None:
+    """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
+    node = producer_of(gather.inputs[1])
+    if node is None or operator(node) != "Slice":
+        return None
+    maker = producer_of(operand(node, _END))  # an attribute before opset 10
+    # Of ids of a fixed length it is known too, and the optimizer fuses what is spelled like this.
+    return None if maker is None or operator(maker) == "Constant" else maker
+
+
+def _projections(value: ir.Value) -> int:
+    return sum(operator(use.node) == "MatMul" for use in value.uses())
+
+
+def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
+    """Whether a value is what the heads of attention give, projected, with a bias.
+
+    ``widened``: Casts may stand behind Softmax, which sessions of the optimizer take away.
+    """
+    bias = branch.producer()
+    if bias is None or operator(bias) != "Add":
+        return False
+    makers = map(producer_of, bias.inputs)
+    node = next((each for each in makers if each is not None and operator(each) == "MatMul"), None)
+    for op_type in _ATTENTION:
+        node = node and producer_of(node.inputs[0])
+        while widened and node is not None and operator(node) == "Cast":
+            node = producer_of(node.inputs[0])
+        if node is None or operator(node) != op_type:
+            return False
+    return True

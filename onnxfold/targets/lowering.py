@@ -1,0 +1,407 @@
+"""Targets: which nodes stand for a norm or a centring; returns them, changes nothing.
+
+onnx     standard operators only: calls of onnxfold's functions, whose bodies are inlined in the end
+kernels  the calls, for which ONNX Runtime with the onnxfold library takes the kernel of that name
+ort      SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
+"""
+
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.errors import InvariantError
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
+from onnxfold.graph.edit import Lowered
+from onnxfold.graph.float_types import is_narrowing
+from onnxfold.norms.of_constants import refuse_constant
+from onnxfold.norms.site import AffinePart, EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.norms.subtracted_mean import cast_of_centred
+from onnxfold.operators.functions import (
+    DOMAIN,
+    LAYER_NORMALIZATION_SINCE,
+    MAX_OPSET,
+    MIN_OPSET,
+    RMS_NORMALIZATION_SINCE,
+    Affine,
+    Statistics,
+    call,
+    op_name,
+)
+from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.options import Target, WrittenForm
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.targets.norm_settings import NormSetting
+from onnxfold.targets.parameters import Parameters
+from onnxfold.targets.spelled import (
+    from_the_end,
+    reads_only_centred,
+    spelled_rms,
+    spells_axes,
+    wide_epsilon,
+)
+from onnxfold.targets.turned import turned_values
+
+_STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
+_FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
+_LAST_AXES = "no operator normalises other than last axes"
+_SLICE_SINCE = 10  # with constants as inputs
+
+
+class TargetLowering:
+    """Lowers the norms of one model for one target."""
+
+    def __init__(self, view: ModelInfo, target: Target, form: WrittenForm = WrittenForm.AUTO):
+        self._view = view
+        self._target = target
+        self._form = form
+        self._parameters = Parameters(view)
+        self._bypassed: set[ir.Value] = set()
+
+    def refuse_rms(self, site: NormSite) -> Refusal | None:
+        """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
+        refusal = site.refusal or self._refuse_kernel(site)
+        if refusal is not None:
+            return refusal
+        if self._form is WrittenForm.LAYER:
+            return _no_form(site, "every LayerNorm stays one with --norm-form layer")
+        cast = cast_of_centred(self._view, site)
+        if cast is not None:
+            sentence = "of x - mean(x) ONNX Runtime makes one LayerNormalization of two types"
+            return _no_form(site, f"behind {node_label(cast)} {sentence}")
+        if self._can_bypass(site):
+            return None
+        return self._refuse_spelled(site)
+
+    def spells_rms(self, site: NormSite) -> bool:
+        """Whether a norm of one operator would become several, of which runtimes make one."""
+        return site.form is not NormForm.DECOMPOSED and not self._has_operator(Statistics.RMS)
+
+    def _can_bypass(self, site: NormSite) -> bool:
+        """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
+        if site.form is not NormForm.DECOMPOSED or not site.centred:
+            return False
+        if any(each.is_graph_output() or _rounds(site.input, each) for each in site.centred):
+            return False
+        return reads_only_centred(site)
+
+    def _refuse_call(self, site: NormSite) -> Refusal | None:
+        """Say why no operator computes the norm without its mean, or None."""
+        refusal = self._refuse_kernel(site) or self._refuse_spelled(site)
+        if refusal is None and wide_epsilon(site):
+            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
+            return _no_form(site, sentence)
+        if refusal is None and self._trailing_axes(site) is None and self._blocks(site) is None:
+            return _no_form(site, _LAST_AXES)
+        return refusal
+
+    def _refuse_kernel(self, site: NormSite) -> Refusal | None:
+        """Say of a norm of constants that our kernel would compute it in each run, or None."""
+        return refuse_constant(self._view, site) if self._target is Target.KERNELS else None
+
+    def _refuse_spelled(self, site: NormSite) -> Refusal | None:
+        """The same, where epsilon may be a constant in front of a root."""
+        label = (node_label(site.nodes[-1]),)
+        if site.escaping:
+            names = ", ".join(value.name or "" for value in site.escaping)
+            sentence = f"its statistics ({names}) are read by others"
+            return Refusal(RefusalCode.STATISTICS_READ, sentence, label)
+        if site.epsilon_mode is not EpsilonMode.INSIDE or site.factor != 1.0:
+            mode = site.epsilon_mode.value
+            return _no_form(site, f"no operator has epsilon {mode} with factor {site.factor:g}")
+        blocks = None if wide_epsilon(site) else self._blocks(site)
+        in_operators = blocks is not None or spells_axes(site)
+        if self._trailing_axes(site) is None and not in_operators:
+            return _no_form(site, _LAST_AXES)
+        dtype = site.input.dtype
+        if dtype not in FLOATS or dtype != site.output.dtype:
+            sentence = f"no operator for {dtype} to {site.output.dtype}"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
+        if wide_epsilon(site) and ir.DataType.DOUBLE not in (dtype, site.compute_dtype):
+            return _no_form(site, f"epsilon {site.epsilon!r} is no number of {dtype}")
+        if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
+            sentence = "its gamma or beta stands for several channels and is not a constant"
+            return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
+        if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
+            sentence = f"its gamma or beta is no number of {dtype}"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
+        least, opset = _least_opset(dtype), self._view.opset
+        if not least <= opset <= MAX_OPSET:
+            return _no_form(site, f"opset {opset} is not among {least} to {MAX_OPSET}")
+        return None
+
+    def _is_known(self, part: AffinePart) -> bool:
+        return not isinstance(part, ir.Value) or self._view.array(part) is not None
+
+    def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
+        """Whether gamma or beta keeps its numbers in the type of x, in which operators take it."""
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if isinstance(part, ir.Value) and array is None:
+            return part.dtype == dtype
+        if array is None or dtype is None or array.dtype == dtype.numpy():
+            return True
+        with np.errstate(all="ignore"):
+            narrow = array.astype(dtype.numpy())
+        return bool(np.array_equal(narrow.astype(array.dtype), array, equal_nan=True))
+
+    def _trailing_axes(self, site: NormSite) -> int | None:
+        """Return k where the fiber is the last k whole axes, else None."""
+        rank = self._view.rank(site.input)
+        axes = site.fiber.axes
+        if rank is None or not site.fiber.whole or not axes:
+            return None
+        shape = self._view.shape(site.input) or ()
+        # Axes of size 1 take no part in a fiber but may stand between those that do.
+        between = [axis for axis in range(axes[0], rank) if axis not in axes]
+        return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
+
+    def _blocks(self, site: NormSite) -> tuple[int, int] | None:
+        """Return (blocks, size) where the fiber is blocks of neighbours on the last axis."""
+        rank = self._view.rank(site.input)
+        if rank is None or len(site.fiber.blocks) != 1:
+            return None
+        (block,) = site.fiber.blocks
+        if block.axis != rank - 1 or block.inner != 1 or block.whole or block.outer is None:
+            return None
+        return block.outer, block.size
+
+    def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
+        """Return RMSNorm of ``x`` with the norm's gamma and beta."""
+        if self._refuse_call(site) is None:
+            blocks = self._blocks(site)
+            if blocks is not None:
+                return self._blocked_call(site, x, blocks)
+            return self._call(site, Statistics.RMS, x)
+        # Another norm may share x - mean(x), which is x already.
+        shares = not self._bypassed.isdisjoint(site.centred)
+        if not shares and not self._can_bypass(site):
+            if self._refuse_spelled(site) is not None:
+                raise InvariantError(f"norm '{site.name}' has no RMS form on target {self._target}")
+            return self._spelled(site, x)
+        centred = [value for value in site.centred if value not in self._bypassed]
+        self._bypassed.update(centred)
+        new = NewNodes(self._view.opset)
+        copies = {dtype: new.cast(x, dtype) for dtype in {value.dtype for value in centred}}
+        return Lowered.of(new, *((value, copies[value.dtype]) for value in centred))
+
+    def layer_norm(self, site: NormSite) -> Lowered | None:
+        """Return one call for a norm that stays, where that is cheaper and exact."""
+        statistics = _STATISTICS.get(site.kind)
+        if statistics is None or not self.calls_in_place(site):
+            return None
+        return self._call(site, statistics, site.input)
+
+    def refuse_layer(self, site: NormSite) -> Refusal | None:
+        """Say why an RMSNorm cannot be written as a LayerNorm of the same parameters, or None."""
+        refusal = self._refuse_call(site)
+        if refusal is None and self._trailing_axes(site) is None:
+            return _no_form(site, "LayerNormalization works over last axes alone")
+        return refusal
+
+    def restored(self, site: NormSite) -> Lowered:
+        """Return an RMSNorm, whose input has mean 0, as a LayerNorm."""
+        return self._call(site, Statistics.LAYER, site.input)
+
+    def refuse_compressed(self, site: NormSite) -> Refusal | None:
+        """Say why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
+        refusal = self.refuse_layer(site)
+        if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
+            sentence = f"CRMSNorm works over the last axis, from opset {_SLICE_SINCE} on"
+            return _no_form(site, sentence)
+        return refusal
+
+    def compressed(self, site: NormSite, x: ir.Value) -> Lowered:
+        """Return an RMSNorm of E x as a CRMSNorm of x, which gives the missing channel back."""
+        return self._call(site, Statistics.CRMS_FULL, x)
+
+    def calls_in_place(self, site: NormSite) -> bool:
+        """Whether a norm that stays is given to a kernel, or made one operator out of several."""
+        if site.kind not in _STATISTICS or site.refusal is not None or _narrows(site):
+            return False
+        if self._refuse_call(site) is not None:
+            return False
+        if self._trailing_axes(site) is None:
+            return False
+        kernels = self._target is Target.KERNELS and site.input.dtype is not ir.DataType.DOUBLE
+        if site.form is not NormForm.DECOMPOSED:
+            return kernels and site.nodes[-1].domain != DOMAIN
+        return kernels or self.becomes_one(site) or self._respells(site)
+
+    def becomes_one(self, site: NormSite) -> bool:
+        """Whether a norm in several operators is one operator of the target, without a kernel."""
+        several = site.form is NormForm.DECOMPOSED
+        return several and self._has_operator(_STATISTICS[site.kind])
+
+    def setting(self, site: NormSite) -> NormSetting:
+        """Return the setting of the call that a norm in place becomes."""
+        axes, epsilon = self._trailing_axes(site) or 1, float(np.float32(site.epsilon))
+        return _STATISTICS[site.kind], axes, epsilon
+
+    def _respells(self, site: NormSite) -> bool:
+        """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
+
+        It looks for x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), with gamma behind, ones
+        where there is none; dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
+        """
+        return (
+            self._target is Target.ONNX
+            and site.kind is NormKind.RMS_NORM
+            and site.input.dtype is ir.DataType.FLOAT
+            and self._trailing_axes(site) == 1
+            and not _FUSED.issubset(node.op_type for node in site.nodes)
+            and site.output not in self._turned
+        )
+
+    @cached_property
+    def _turned(self) -> frozenset[ir.Value]:
+        """What no fusion may know."""
+        return turned_values(self._view)
+
+    def _has_operator(self, statistics: Statistics) -> bool:
+        """Whether the file has one operator for a norm, else it is spelled out."""
+        if statistics is Statistics.LAYER:
+            return self._view.opset >= LAYER_NORMALIZATION_SINCE
+        if self._target is Target.ORT:
+            return True
+        return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
+
+    def calls_rms(self, site: NormSite) -> bool:
+        """Whether a norm that folds is written anew, with a scale of ones where it has none."""
+        return self._refuse_call(site) is None
+
+    def keep_affine(self, site: NormSite) -> Refusal | None:
+        """Say why a norm keeps its gamma and beta, whoever could take them, or None.
+
+        ONNX Runtime 1.31 makes one operator of a norm that is spelled out only with the Mul by
+        gamma, and for LayerNorm the Add of beta, behind it: 0.4 against 0.9 ns per element.
+        """
+        if site.kind is NormKind.DYT or site.form is not NormForm.DECOMPOSED:
+            return None
+        if not self._runtimes_fuse(site) or (
+            self.calls_in_place(site) and not self._respells(site)
+        ):
+            return None
+        sentence = "stays spelled out, and runtimes fuse it only with the product by gamma in it"
+        return _no_form(site, f"norm '{site.name}' {sentence}")
+
+    def multiplies(self, site: NormSite) -> bool:
+        """Whether a layer norm or RMS norm multiplies by a scale, its gamma or any, in any case."""
+        return not self.stays_in_operators(site) and site.kind in _STATISTICS
+
+    def stays_in_operators(self, site: NormSite) -> bool:
+        """Whether a norm is several operators of a session as well, each part one of its own."""
+        return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
+
+    def _runtimes_fuse(self, site: NormSite) -> bool:
+        """Whether there is an operator for what the norm computes, however it is spelled."""
+        plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
+        return plain and not _narrows(site) and self._trailing_axes(site) is not None
+
+    def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
+        """Return value - mean(value) as a call, or as two operators for other axes or types."""
+        rank = self._view.rank(value) or 0
+        trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
+        called = value.dtype in FLOATS
+        if trailing and called and _least_opset(value.dtype) <= self._view.opset <= MAX_OPSET:
+            node = call(op_name(statistics=Statistics.CENTER), [value], axes=len(fiber.axes))
+            output, node.name = node.outputs[0], f"{value.name}.centred"
+            output.name, output.shape, output.type = node.name, value.shape, value.type
+            return Lowered((node,), ((value, output),))
+        return self._plain_centring(value, fiber)
+
+    def _plain_centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
+        name = f"{value.name}.centred"
+        new = NewNodes(self._view.opset)
+        axes = from_the_end(new, fiber.axes, self._view.rank(value) or 0)
+        mean = new.along("ReduceMean", value, axes, f"{name}.axes", keepdims=1)
+        mean.name, mean.type = f"{value.name}.mean", value.type
+        dims = tuple(value.shape or ())
+        mean.shape = ir.Shape(1 if axis in fiber.axes else dim for axis, dim in enumerate(dims))
+        output = new.op("Sub", value, mean)
+        output.name, output.shape, output.type = name, value.shape, value.type
+        return Lowered.of(new, (value, output))
+
+    def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
+        axes = self._trailing_axes(site) or 1
+        affine = self._parameters.operands(site, statistics, axes)
+        after, new = affine.after, NewNodes(self._view.opset)
+        if self._target is Target.ORT and statistics is Statistics.RMS:
+            scale, *bias = affine.inputs
+            y = self._contrib(new, site, x, scale, axes)
+            after = (*(("Add", beta) for beta in bias), *after)
+        else:
+            name = op_name(statistics=statistics, affine=affine.kind)
+            y = new.add(call(name, [x, *affine.inputs], axes=axes, epsilon=site.epsilon))
+        for op_type, operand in after:
+            y = new.op(op_type, y, operand)
+        new.weights += affine.initializers
+        return self._finished(site, new)
+
+    def _spelled(self, site: NormSite, x: ir.Value) -> Lowered:
+        new = NewNodes(self._view.opset)
+        wide = new.cast(x, ir.DataType.DOUBLE) if _narrows(site) else x
+        y = new.cast(spelled_rms(new, site, wide), x.dtype)
+        for op_type, part, role in (("Mul", site.gamma, "gamma"), ("Add", site.beta, "beta")):
+            if part is not None:
+                y = new.op(op_type, y, self._parameters.as_value(site, part, role, new.weights))
+        return self._finished(site, new)
+
+    def _blocked_call(self, site: NormSite, x: ir.Value, blocks: tuple[int, int]) -> Lowered:
+        """Return Reshape, RMSNorm over the new last axis, Reshape back, gamma, beta."""
+        new = NewNodes(self._view.opset)
+        leading = [0] * ((self._view.rank(site.input) or 1) - 1)  # 0 keeps a dimension
+        split = new.integers(f"{x.name}.blocks", [*leading, *blocks])
+        joined = new.integers(f"{x.name}.joined", [*leading, blocks[0] * blocks[1]])
+        whole = self._parameters.filled(site, (blocks[1],))  # a gamma that is one number
+        scale = self._parameters.ones(site, (blocks[1],)) if whole is None else whole
+        new.weights.append(scale)
+        apart = new.op("Reshape", x, split)
+        if self._target is Target.ORT:
+            norm = self._contrib(new, site, apart, scale, 1)
+        else:
+            name = op_name(statistics=Statistics.RMS, affine=Affine.SCALE)
+            norm = new.add(call(name, [apart, scale], epsilon=site.epsilon))
+        dims = tuple(site.input.shape or ())[:-1]
+        apart.shape = norm.shape = ir.Shape((*dims, *blocks))
+        y = new.op("Reshape", norm, joined)
+        gamma = site.gamma if whole is None else None
+        for op_type, part, role in (("Mul", gamma, "gamma"), ("Add", site.beta, "beta")):
+            if part is not None:
+                y = new.op(op_type, y, self._parameters.per_channel(site, part, role, new.weights))
+        return self._finished(site, new)
+
+    def _contrib(
+        self, new: NewNodes, site: NormSite, x: ir.Value, scale: ir.Value, axes: int
+    ) -> ir.Value:
+        attributes = {"axis": -axes, "epsilon": site.epsilon, "stash_type": 1}
+        return new.op("SimplifiedLayerNormalization", x, scale, **attributes)
+
+    def _finished(self, site: NormSite, new: NewNodes) -> Lowered:
+        for number, node in enumerate(new.nodes[:-1]):
+            node.outputs[0].name = f"{site.output.name}.part{number}"
+            node.outputs[0].type = node.outputs[0].type or site.input.type
+            if node.outputs[0].shape is None and site.input.shape is not None:
+                node.outputs[0].shape = site.input.shape.copy()
+        new.nodes[0].name = site.name
+        for number, node in enumerate(new.nodes[1:], 1):
+            node.name = f"{site.name}.affine{number}"
+        return Lowered.of(new, (site.output, new.nodes[-1].outputs[0]))
+
+
+def _no_form(site: NormSite, sentence: str) -> Refusal:
+    return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
+
+
+def _rounds(x: ir.Value, centred: ir.Value) -> bool:
+    """Whether x may lose digits in the type of x - mean(x), which may be wider."""
+    return x.dtype != centred.dtype and is_narrowing(x.dtype, centred.dtype) is not False
+
+
+def _narrows(site: NormSite) -> bool:
+    """Whether an operator would take the statistics in fewer digits: none does so in DOUBLE."""
+    double = ir.DataType.DOUBLE
+    return site.compute_dtype is double and site.input.dtype is not double
+
+
+def _least_opset(dtype: ir.DataType | None) -> int:
+    return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET

@@ -1,0 +1,69 @@
+"""Norms that other tools take apart where they are spelled out, and leave alone as one operator.
+
+Measured (tests/compatibility/test_tools_behind.py), each on its own behind a file of operators:
+
+* onnxscript's optimizer and rewriter take an addition of 1e-8 or less for one of 0: an epsilon is
+  gone, a row of zeros gives NaN, and no session knows the norm again;
+* onnxslim and onnxsim take products by ones away, without which no session makes one operator;
+* behind a table that quantize_dynamic quantises, sessions give Pow and Div a DequantizeLinear each.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo, node_label
+from onnxfold.graph.operands import producer_of
+from onnxfold.norms import NormSite
+from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.norms.site import AffinePart
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
+from onnxfold.refusal import Refusal, RefusalCode
+
+_TAKEN_FOR_ZERO = 1e-8
+_QUANTISED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+def refuse_stripped(
+    info: ModelInfo, sites: Iterable[NormSite], *, scaled: bool
+) -> dict[ir.Value, Refusal]:
+    """Say, by output, which tool would take norms apart once they are spelled out.
+
+    ``scaled``: a norm without gamma is given a scale that stays.
+    """
+    found = ((site.output, _refusal(info, site, scaled=scaled)) for site in sites)
+    return {output: refusal for output, refusal in found if refusal is not None}
+
+
+def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None:
+    table = _table(info, site.input)
+    if float(np.float32(site.epsilon)) <= _TAKEN_FOR_ZERO:
+        why = f"onnxscript's optimizer takes an epsilon of {site.epsilon:.3g} for 0"
+    elif table is not None:
+        why = f"its input is read from table '{table.name}', which quantize_dynamic quantises"
+    elif not scaled and _is_one(info, site.gamma):
+        why = "onnxslim and onnxsim take its product by ones away, and no weight takes another"
+    else:
+        return None
+    sentence = f"norm '{site.name}' stays one operator: {why}"
+    return Refusal(RefusalCode.COMES_APART, sentence, (node_label(site.nodes[-1]),))
+
+
+def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
+    if isinstance(gamma, np.ndarray):
+        return bool(np.all(gamma == 1))
+    return gamma is None or uniform(info, gamma) == 1.0
+
+
+def _table(info: ModelInfo, value: ir.Value) -> ir.Value | None:
+    """Return the constant of which a value is a row, moved but not computed with, or None."""
+    node = producer_of(value)
+    while node is not None and node.inputs and facets.moves_numbers(row_of(node)):
+        source = node.inputs[0]
+        tensor = info.tensor(source) if node.op_type == "Gather" else None
+        if tensor is not None and tensor.dtype in _QUANTISED:
+            return source
+        node = producer_of(source)
+    return None
