@@ -229,7 +229,6 @@ def _prepared(prepared: Prepared) -> dict[str, list[str]]:
     return {
         "inlined": list(prepared.inlined),
         "split": list(prepared.split),
-        "moved": list(prepared.moved),
     }
 
 

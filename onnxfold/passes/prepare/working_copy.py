@@ -2,11 +2,10 @@
 
 Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
 residual addition with a norm are split into the addition and the norm, so that the analysis
-walks through the addition; lowering fuses them again.  Transposes that an optimizer moved into
-a norm are moved back in front of it.  Elements of an unbound tensor are picked from the tensor,
-operands of Identity are read directly, and weights that a loop hands on are read from outside.
-Parts of weights are stored apart, constant expressions stored, factors in a row merged, and biases
-added.
+walks through the addition; lowering fuses them again.  Elements of an unbound tensor are picked
+from the tensor, operands of Identity are read directly, and weights that a loop hands on are read
+from outside.  Parts of weights are stored apart, constant expressions stored, factors in a row
+merged, and biases added.
 """
 
 from collections.abc import Iterator
@@ -19,12 +18,10 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
-from onnxfold.graph.reached import reached
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.add_biases import add_biases
 from onnxfold.passes.prepare.fold_constants import fold_constants
-from onnxfold.passes.prepare.hoist_transposes import hoist_transposes
 from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
@@ -51,16 +48,15 @@ _WRITTEN = (merge_constant_factors, add_biases)
 class Prepared:
     """The working copy, and what was done to it.
 
-    Names of inlined functions, of split nodes and of moved Transposes; ``unsplit`` says which
-    functions could not be inlined, which nodes could not be split, and why.  ``plain``: norms of
-    ours that append or leave something are calls as they were.
+    Names of inlined functions and of split nodes; ``unsplit`` says which functions could not be
+    inlined, which nodes could not be split, and why.  ``plain``: norms of ours that append or leave
+    something are calls as they were.
     """
 
     info: ModelInfo
     inlined: tuple[str, ...]
     split: tuple[str, ...]
     unsplit: tuple[Refusal, ...] = ()
-    moved: tuple[str, ...] = ()
     plain: bool = True
 
     @property
@@ -98,13 +94,12 @@ def prepare(
     split, left = _split_all(clone)
     picked = pick_from_tensors(clone) + reshape_whole(clone)
     read += read_from_outside(clone)
-    moved = hoist_transposes(clone, Builder(clone).unique)
-    same = inferred and not (inlined or split or picked or read or moved)
+    same = inferred and not (inlined or split or picked or read)
     info = ModelInfo(clone) if same else infer(clone)
     for change in _WRITTEN if written else _GIVEN:
         info = ModelInfo(clone) if change(info) else info
     unsplit = (*_left_whole(clone), *left)
-    return Prepared(info, inlined, split, unsplit, moved, not (compressed or deferred))
+    return Prepared(info, inlined, split, unsplit, not (compressed or deferred))
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
@@ -237,11 +232,7 @@ def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
 
 def _drop_unused(model: ir.Model) -> None:
     """Remove the functions that no node calls, directly or through another function."""
+    if model.functions:
+        from onnx_ir.passes.common import RemoveUnusedFunctionsPass  # as in graph/inlining.py
 
-    def calls(body: ir.Graph | ir.Function) -> list[ir.OperatorIdentifier]:
-        identifiers = (node.op_identifier() for node in body.all_nodes())
-        return [identifier for identifier in identifiers if identifier in model.functions]
-
-    called = set(reached(calls(model.graph), lambda key: calls(model.functions[key])))
-    for identifier in [key for key in model.functions if key not in called]:
-        del model.functions[identifier]
+        RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # it has no types
