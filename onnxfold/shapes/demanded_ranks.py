@@ -17,7 +17,7 @@ from onnxfold.graph.traversal import bodies
 from onnxfold.operators import facets
 from onnxfold.operators.row import Family, Layer
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.body_results import either
+from onnxfold.shapes.body_shapes import either
 
 _ANY = range(1 << 16)
 _CONVOLUTIONS = (Layer.CONVOLUTION, Layer.TRANSPOSED_CONVOLUTION)

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
-from onnxfold.shapes.body_results import body_results
+from onnxfold.shapes.body_shapes import body_results, fill_body
 from onnxfold.shapes.demanded_ranks import DemandedRanks
 from onnxfold.shapes.equivalents import (
     DOMAIN,
@@ -33,7 +33,6 @@ from onnxfold.shapes.equivalents import (
     shape_equivalent,
 )
 from onnxfold.shapes.inference import is_unnamed
-from onnxfold.shapes.loop_states import fill_body
 from onnxfold.shapes.named_sizes import Size, own_names
 from onnxfold.shapes.row_wise import assume_rows
 from onnxfold.shapes.symbolic import SymbolicShapes

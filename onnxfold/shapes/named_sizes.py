@@ -1,10 +1,14 @@
-"""Sizes by their numbers or names, and what is known of shapes of them."""
+"""Sizes by their numbers or names, and vectors of them that a graph computes for Reshape."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape, extent
+from onnxfold.graph.model_info import ModelInfo
 
 Size = int | str
 SymbolicShape = tuple[Size, ...]
@@ -98,3 +102,155 @@ def equal(a: Size, b: Size) -> bool | None:
         return a == b
     negative = any(isinstance(size, int) and size < 0 for size in (a, b))
     return False if negative else None
+
+
+class KnownSizes(Protocol):
+    """What is known of the sizes and the integers of a graph."""
+
+    view: ModelInfo
+
+    def dims(self, value: ir.Value | None) -> SymbolicShape | None:
+        """Return the sizes of a value, None where its rank is unknown."""
+
+    def vector(self, value: ir.Value | None) -> SymbolicShape | None:
+        """Return the integers of a vector or a single number, None where unknown."""
+
+
+def _of_shape(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    dims = known.dims(node.inputs[0])
+    if dims is None:
+        return None
+    end = node.attributes.get_int("end", len(dims))
+    return dims[node.attributes.get_int("start", 0) : end]
+
+
+def _of_size(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    dims = known.dims(node.inputs[0])
+    return None if dims is None else (product(dims, f"{node.outputs[0].name}@0"),)
+
+
+def _of_cast(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    """Return numbers and names; not in types of so few bits that a name would be rounded."""
+    vector, dtype = known.vector(node.inputs[0]), node.outputs[0].dtype
+    named = vector is not None and any(isinstance(size, str) for size in vector)
+    return None if named and (dtype is None or dtype.bitwidth < 32) else vector
+
+
+def _of_first(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    return known.vector(node.inputs[0])
+
+
+def _of_concat(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    parts = [known.vector(operand) for operand in node.inputs]
+    if any(part is None for part in parts):
+        return None
+    return tuple(item for part in parts if part is not None for item in part)
+
+
+def _of_gather(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    vector, indices = known.vector(node.inputs[0]), known.view.integers(node.inputs[1])
+    if vector is None or indices is None:
+        return None
+    if any(not -len(vector) <= index < len(vector) for index in indices):
+        return None
+    return tuple(vector[index] for index in indices)
+
+
+def _of_slice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    vector = known.vector(node.inputs[0])
+    bounds = [known.view.integers(operand) for operand in node.inputs[1:3]]
+    if known.view.opset < 10:
+        bounds = [tuple(node.attributes.get_ints(name, ())) for name in ("starts", "ends")]
+    steps = known.view.integers(node.inputs[4]) if len(node.inputs) > 4 else (1,)
+    if vector is None or len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
+        return None
+    if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
+        return None
+    if steps[0] == 0 or (steps[0] < 0 and bounds[0][0] < -len(vector)):
+        return None  # in ONNX the second begins with the first size, in Python with none
+    return vector[bounds[0][0] : bounds[1][0] : steps[0]]
+
+
+def _of_choice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    """Return what Where makes of two vectors by what is known to be equal of two others."""
+    compared = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if compared is None or compared.domain != "" or compared.op_type != "Equal":
+        return None
+    flat = (*compared.inputs, *node.inputs[1:])
+    vectors = [known.vector(value) for value in flat if value and known.view.rank(value) == 1]
+    told = [vector for vector in vectors if vector is not None]
+    if len(told) != 4 or len({len(vector) for vector in told}) != 1:
+        return None
+    chosen = []
+    for a, b, same, other in zip(*told, strict=True):
+        taken = equal(a, b)
+        if taken is None:
+            return None
+        chosen.append(same if taken else other)
+    return tuple(chosen)
+
+
+def _of_product(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    vector = known.vector(node.inputs[0])
+    if vector is None or any(isinstance(size, int) and size < 0 for size in vector):
+        return None  # a name stands for a size alone
+    return (product(vector, f"{node.outputs[0].name}@0"),)
+
+
+def _of_largest(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    """Return the largest of numbers, and a name where all are that."""
+    vectors = [known.vector(operand) for operand in node.inputs]
+    told = [vector for vector in vectors if vector is not None]
+    if len(told) < len(vectors) or len({len(vector) for vector in told}) != 1:
+        return None
+    largest: list[Size] = []
+    for sizes in map(set, zip(*told, strict=True)):
+        numbers = [size for size in sizes if isinstance(size, int)]
+        if len(sizes) > 1 and len(numbers) < len(sizes):
+            return None
+        largest.append(max(numbers) if numbers else sizes.pop())
+    return tuple(largest)
+
+
+def _of_arithmetic(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+    a, b = known.vector(node.inputs[0]), known.vector(node.inputs[1])
+    if a is None or b is None or len(a) != 1 or len(b) != 1:
+        return None
+    x, y = a[0], b[0]
+    if isinstance(x, int) and isinstance(y, int):
+        if node.op_type == "Div":  # of sizes, which are not negative
+            whole = x >= 0 and y > 0 and (x % y == 0 or _is_integer(node.outputs[0]))
+            return (x // y,) if whole else None
+        result = {"Add": x + y, "Sub": x - y, "Mul": x * y}.get(node.op_type)
+        return None if result is None else (result,)
+    if node.op_type == "Mul" and not any(isinstance(n, int) and n < 0 for n in (x, y)):
+        return (product((x, y), f"{node.outputs[0].name}@0"),)
+    ratio = quotient((x,), (y,)) if node.op_type == "Div" else None
+    return None if ratio is None else (ratio,)
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+_Rule = Callable[[KnownSizes, ir.Node], SymbolicShape | None]
+
+VECTOR_RULES: Final[dict[str, _Rule]] = {
+    "Add": _of_arithmetic,
+    "Cast": _of_cast,
+    "Concat": _of_concat,
+    "Div": _of_arithmetic,
+    "Gather": _of_gather,
+    "Identity": _of_first,
+    "Max": _of_largest,
+    "Mul": _of_arithmetic,
+    "ReduceProd": _of_product,
+    "Reshape": _of_first,
+    "Shape": _of_shape,
+    "Size": _of_size,
+    "Slice": _of_slice,
+    "Squeeze": _of_first,
+    "Sub": _of_arithmetic,
+    "Unsqueeze": _of_first,
+    "Where": _of_choice,
+}

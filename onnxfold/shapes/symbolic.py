@@ -18,8 +18,8 @@ from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.shapes.computed_sizes import VECTOR_RULES
 from onnxfold.shapes.named_sizes import (
+    VECTOR_RULES,
     Size,
     SymbolicShape,
     at_most,

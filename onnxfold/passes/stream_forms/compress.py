@@ -18,8 +18,9 @@ from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_shape
 from onnxfold.passes.stream_forms.stream import Stream, stream_of
-from onnxfold.passes.stream_forms.stream_sizes import entry_of, follows
+from onnxfold.passes.stream_forms.stream_sizes import follows
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.shapes.symbolic import SymbolicShapes
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.targets.lowering import TargetLowering
 
@@ -94,7 +95,8 @@ def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Val
     if rank is None or not isinstance(length, int):
         return False
     position = axis - (rank - length)
-    if node.op_type == "Expand" and entry_of(info, node.inputs[1], position) == 1:
+    told = SymbolicShapes(info).vector(node.inputs[1]) if node.op_type == "Expand" else None
+    if told is not None and len(told) == length and position >= 0 and told[position] == 1:
         return True  # as many as what it reads
     return follows(info, node.inputs[1], position, channels)
 

@@ -3,7 +3,7 @@
 Where both are of one stream, a told number of channels follows by itself when the stream changes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -56,53 +56,6 @@ def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | N
         return None
     taken = _taken(info, node)
     return None if taken is None or position >= len(taken) else (node.inputs[0], taken[position])
-
-
-def entry_of(info: ModelInfo, vector: ir.Value | None, position: int) -> int | None:
-    """Return one entry of an integer vector of which others may be open, None where it is open.
-
-    TorchScript computes what it expands to by Where(shape == -1, 1, shape).
-    """
-    if vector is None:
-        return None
-    known = info.array(vector)
-    if known is not None:
-        flat = known.reshape(-1)
-        place = 0 if flat.size == 1 else position
-        return int(flat[place]) if place < flat.size else None
-    node = vector.producer()
-    if node is None or node.domain:
-        return None
-    if node.op_type in _ENTRIES:
-        entries = [entry_of(info, operand, position) for operand in node.inputs]
-        return _ENTRIES[node.op_type](entries)
-    if node.op_type == "ConstantOfShape":
-        tensor = node.attributes.get_tensor("value")
-        return 0 if tensor is None else int(tensor.numpy().reshape(-1)[0])
-    step = _before(info, node, position)
-    return None if step is None else entry_of(info, *step)
-
-
-def _product(entries: list[int | None]) -> int | None:
-    a, b = entries
-    return None if a is None or b is None else a * b
-
-
-def _equal(entries: list[int | None]) -> int | None:
-    a, b = entries
-    return None if a is None or b is None else int(a == b)
-
-
-def _chosen(entries: list[int | None]) -> int | None:
-    condition, a, b = entries
-    return None if condition is None else a if condition else b
-
-
-_ENTRIES: Mapping[str, Callable[[list[int | None]], int | None]] = {
-    "Equal": _equal,
-    "Mul": _product,
-    "Where": _chosen,
-}
 
 
 def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[SizeReader | None]:
