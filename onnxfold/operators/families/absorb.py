@@ -1,20 +1,22 @@
-"""Linear readers: W (g * x + s) = (W diag(g)) x + W s, one function per kind of layer.
+"""Linear readers: W (g * x + s) = (W diag(g)) x + W s, from the map of a layer (maps.py)."""
 
-For each operator: which axis of x is contracted, where the channels of x stand in the weight,
-where the channels of the output stand in weight and output, and which input takes a bias.
-"""
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
+from onnxfold.graph import Dim, Fiber, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.einsum import einsum_labels
+from onnxfold.operators.families.linear import without_map
+from onnxfold.operators.families.maps import Axes, IndexMap, map_of
 from onnxfold.operators.families.transfer import refuse, unknown_shape
 from onnxfold.operators.row import Layer
+from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
+
+_PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # without a bias
+_EITHER = (*_PRODUCTS, Layer.GEMM)  # x may be either factor
+_NONE = Channels(())
+_NO_BIAS = "has no bias per channel of its result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,166 +39,97 @@ class AbsorbingLayer:
     shift_refusal: Refusal | None = None
 
 
-Reader = Callable[[ModelInfo, ir.Node, int, Channels], AbsorbingLayer | Refusal]
-
-
-def _wrong_side(node: ir.Node, channels: Channels) -> Refusal:
-    sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
-    return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
-
-
-def _exact(node: ir.Node) -> Refusal:
-    return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
-
-
-def _shapes(view: ModelInfo, node: ir.Node, *indices: int) -> tuple[Shape, ...] | None:
-    found = [view.shape(node.inputs[i]) if i < len(node.inputs) else None for i in indices]
-    known = tuple(shape for shape in found if shape is not None)
-    return known if len(known) == len(found) else None
-
-
-def _matmul(
+def absorbing_layer(
     view: ModelInfo, node: ir.Node, index: int, channels: Channels
 ) -> AbsorbingLayer | Refusal:
-    """MatMul and FusedMatMul: x may be either factor."""
-    swapped = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
-    if any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")):
-        return refuse(RefusalCode.UNKNOWN_OP, node, "transposes batches, which is not followed")
-    shapes = _shapes(view, node, 0, 1)
-    if shapes is None or index > 1:
-        return unknown_shape(node) if index < 2 else _exact(node)
-    x, w = shapes[index], shapes[1 - index]
-    if node.domain and min(len(x), len(w)) < 2:
-        return unknown_shape(node)
-    # The inner axis of A is its last, of B the last but one; of a vector its only one.
-    inner = [_inner(shape, side, swapped[side]) for side, shape in enumerate(shapes)]
-    from_right = {len(x) - 1 - axis: axis for axis in channels.axes}
-    axis_of: dict[int, int] = {}
-    batch_free = True
-    for back, axis in from_right.items():
-        if axis == inner[index]:
-            axis_of[axis] = inner[1 - index]
-        elif back >= 2 and len(w) - 1 - back >= 0 and w[len(w) - 1 - back] == x[axis]:
-            axis_of[axis] = len(w) - 1 - back  # a batch axis that W has as well
-            batch_free = False
-        else:
-            return _wrong_side(node, channels)
-    shift: Refusal | None = None
-    outer = output = Channels(())
-    rest = _rest(w, inner[1 - index])
-    if not batch_free or len(w) > 2 or len(rest) > 1:
-        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has one weight per batch")
-    elif rest:
-        (free,) = rest
-        size = w[free]
-        if not isinstance(size, int):
-            return unknown_shape(node)
-        rank = max(len(x), len(w)) - (1 if len(x) == 1 else 0)
-        outer = Channels.along([(free, size)])
-        output = Channels.along([(rank - 1 if index == 0 or len(x) == 1 else rank - 2, size)])
-    return AbsorbingLayer(
-        1 - index,
-        channels.renamed(axis_of),
-        outer,
-        output,
-        factor=node.attributes.get_float("alpha", 1.0),
-        shift_refusal=shift,
-    )
+    """Return how a linear layer takes what multiplies and what is added to its input ``index``.
 
-
-def _inner(shape: Shape, side: int, swapped: bool) -> int:
-    if len(shape) == 1:
-        return 0
-    return len(shape) - 1 if (side == 0) != swapped else len(shape) - 2
-
-
-def _rest(shape: Shape, inner: int) -> list[int]:
-    return [axis for axis in range(len(shape)) if axis != inner]
-
-
-def _gemm(
-    view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> AbsorbingLayer | Refusal:
-    """Gemm: alpha A' B' + beta C with x as A or B."""
-    shapes = _shapes(view, node, 0, 1)
-    if index > 1:
-        return _exact(node)
-    if shapes is None:
-        return unknown_shape(node)
-    swapped = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
-    inner = [_inner(shape, side, swapped[side]) for side, shape in enumerate(shapes)]
-    if channels.axes != (inner[index],):
-        return _wrong_side(node, channels)
-    free = 1 - inner[1 - index]
-    size = shapes[1 - index][free]
-    if not isinstance(size, int):
-        return unknown_shape(node)
-    alpha = node.attributes.get_float("alpha", 1.0)
-    beta = node.attributes.get_float("beta", 1.0)
-    shift = None
-    if index == 1:
-        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "would need a bias per row")
-    elif beta == 0.0:
-        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "leaves its bias out (beta is 0)")
-    return AbsorbingLayer(
-        1 - index,
-        channels.renamed({inner[index]: inner[1 - index]}),
-        Channels.along([(free, size)]),
-        Channels.along([(1 if index == 0 else 0, size)]),
-        bias=2,
-        factor=alpha / beta if beta else alpha,
-        shift_refusal=shift,
-    )
-
-
-def _conv(
-    view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> AbsorbingLayer | Refusal:
-    """Conv [out, in/group, *kernel] on [N, in, ..]: any groups; a shift only without padding."""
-    shapes = _shapes(view, node, 0, 1)
-    if index != 0:
-        return _exact(node)
-    if shapes is None or not all(isinstance(dim, int) for dim in shapes[1]):
-        return unknown_shape(node)
-    if channels.axes != (1,):
-        return _wrong_side(node, channels)
-    group = node.attributes.get_int("group", 1)
-    out, inside = (int(dim or 0) for dim in shapes[1][:2])
-    placed = _grouped(channels, group, out, inside)
-    if placed is None:
+    Law: a diagonal over indices of x that W has as well is a diagonal of W, and W s varies along
+    those indices of W alone that the output, or the bias, has.
+    """
+    layer = row_of(node).layer
+    if index > (1 if layer in _EITHER else 0):
+        return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
+    known = map_of(view, node)
+    if known is None or len(known.factors) != 2:
+        return without_map(node)
+    x, w = known.factors[index], known.factors[1 - index]
+    labels = known.labels(channels.digits, x)
+    if labels is None and known.sizes and channels.axes == (1,):
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
-    shift = None
-    if _conv_pads(node, shapes[0][2:], shapes[1][2:]):
-        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "pads with zeros, which have no shift")
+    placed = channels.mapped(lambda digit: _fiber(known, digit, x, w))
+    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
+    hidden = any(label.isdigit() for label in labels or ())
+    if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
+        sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
+        return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
+    alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
+    factor = alpha / beta if beta else alpha
+    outer = _outer(view.shape(node.inputs[1 - index]), known, w)
+    why = _never_shifts(known, x, w, layer)
+    if outer is None and layer is Layer.EINSUM:
+        why = why or _NO_BIAS
+    if why is not None:
+        shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why)
+        return AbsorbingLayer(1 - index, placed, _NONE, _NONE, factor=factor, shift_refusal=shift)
+    if outer is None:
+        return unknown_shape(node)
+    why = _no_bias_here(view, node, index)
     return AbsorbingLayer(
-        1,
+        1 - index,
         placed,
-        Channels.along([(0, out)]),
-        Channels.along([(1, out)]),
-        bias=2,
-        shift_refusal=shift,
+        outer,
+        outer.mapped(lambda digit: _fiber(known, digit, w, known.output)) or _NONE,
+        bias=row_of(node).bias,
+        factor=factor,
+        shift_refusal=None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why),
     )
 
 
-def _grouped(channels: Channels, group: int, out: int, inside: int) -> Channels | None:
-    """Input channel c = (c // inside) * inside + c % inside: the group on axis 0, the rest on 1."""
-    if group < 1 or inside < 1:
+def _fiber(known: IndexMap, digit: Fiber, old: Axes, new: Axes) -> Fiber | None:
+    image = known.image(digit.blocks, old, new)
+    return None if image is None else Fiber.of(image)
+
+
+def _labels(axes: Axes) -> set[str]:
+    return {label.removesuffix("?") for axis in axes for label in axis}
+
+
+def _outer(shape: Shape | None, known: IndexMap, w: Axes) -> Channels | None:
+    """Return the axes of W that the output or the bias has, None where a size is not known."""
+    kept = _labels((*known.output, *(known.bias or ())))
+    sizes = {axis: (shape or ())[axis] for axis, names in enumerate(w) if kept & {*names}}
+    whole = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
+    return Channels.along(whole.items()) if len(whole) == len(sizes) else None
+
+
+def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str | None:
+    """Say why W s is not one number for each channel of the output, of no layer of this map."""
+    if layer is Layer.TRANSPOSED_CONVOLUTION:
+        return "adds up fewer positions at its borders"
+    if layer not in _PRODUCTS:
         return None
-    digits: list[AxisBlock] = []
-    for digit in channels.digits:
-        end = digit.inner * digit.size
-        if digit.inner >= inside and digit.inner % inside == 0:
-            per_group = digit.inner // inside * (out // group)
-            digits.append(AxisBlock(0, per_group, digit.size, group * inside // end))
-        elif end <= inside and inside % end == 0:
-            digits.append(AxisBlock(1, digit.inner, digit.size, inside // end))
-        elif end % inside == 0 and inside % digit.inner == 0:
-            groups = end // inside
-            digits.append(AxisBlock(0, out // group, groups, group // groups))
-            digits.append(AxisBlock(1, digit.inner, inside // digit.inner, 1))
-        else:
-            return None
-    return Channels.of(digits)
+    outside, inside, weight = map(_labels, (known.output, x, w))
+    summed = inside - outside
+    own = weight - summed
+    if layer is Layer.MATMUL and (len(w) > 2 or own & inside):
+        return "has one weight per batch"
+    if not summed <= weight or not own <= outside or own & inside:
+        return _NO_BIAS
+    return None if own or layer is Layer.MATMUL else _NO_BIAS
+
+
+def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
+    """Say why this node cannot take W s as its bias."""
+    layer = row_of(node).layer
+    if layer is Layer.GEMM and index == 1:
+        return "would need a bias per row"
+    if layer is Layer.GEMM and node.attributes.get_float("beta", 1.0) == 0.0:
+        return "leaves its bias out (beta is 0)"
+    x, w = (view.shape(node.inputs[i]) for i in (0, 1))
+    if layer is Layer.CONVOLUTION and (x is None or w is None or _conv_pads(node, x[2:], w[2:])):
+        return "pads with zeros, which have no shift"
+    return None
 
 
 def _conv_pads(node: ir.Node, spatial: Shape, kernel: Shape) -> bool:
@@ -219,79 +152,3 @@ def _same_pads(size: Dim, reach: int, stride: int) -> bool:
     if not isinstance(size, int):
         return reach > 0
     return (-(-size // stride) - 1) * stride + reach >= size
-
-
-def _conv_transpose(
-    view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> AbsorbingLayer | Refusal:
-    """ConvTranspose [in, out/group, *kernel]: how many taps meet differs at the borders."""
-    if index != 0:
-        return _exact(node)
-    if channels.axes != (1,):
-        return _wrong_side(node, channels)
-    shift = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "adds up fewer positions at its borders")
-    none = Channels(())
-    return AbsorbingLayer(1, channels.renamed({1: 0}), none, none, shift_refusal=shift)
-
-
-def _attention(
-    view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> AbsorbingLayer | Refusal:
-    """com.microsoft.Attention: input [B, T, in], weights [in, q + k + v], bias [q + k + v]."""
-    shapes = _shapes(view, node, 0, 1)
-    if index != 0:
-        return _exact(node)
-    if shapes is None or len(shapes[1]) != 2 or not isinstance(shapes[1][1], int):
-        return unknown_shape(node)
-    if channels.axes != (len(shapes[0]) - 1,):
-        return _wrong_side(node, channels)
-    size = shapes[1][1]
-    return AbsorbingLayer(
-        1,
-        channels.renamed({channels.axes[0]: 0}),
-        Channels.along([(1, size)]),
-        Channels(()),
-        bias=2,
-    )
-
-
-def _einsum(
-    view: ModelInfo, node: ir.Node, index: int, channels: Channels
-) -> AbsorbingLayer | Refusal:
-    """Two factors and an explicit result: a label that both factors have is W's as well."""
-    labels = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
-    if labels is None or len(node.inputs) != 2:
-        return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
-    factors, result = labels
-    x, w = factors[index], factors[1 - index]
-    if any(len(set(term)) != len(term) for term in (x, w, result)):
-        return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
-    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
-    if any(x[axis] not in w or x[axis].isdigit() for axis in channels.axes):
-        return _wrong_side(node, channels)
-    own = [label for label in w if label not in x]
-    summed = [label for label in x if label not in result]
-    sizes = dict(zip(w, view.shape(node.inputs[1 - index]) or (), strict=False))
-    known = {label: size for label in own if isinstance(size := sizes.get(label), int)}
-    shift = None
-    outer = output = Channels(())
-    plain = all(label in w for label in summed) and not set(w) - set(own) - set(summed)
-    if not own or len(known) < len(own) or not set(own) <= set(result) or not plain:
-        shift = refuse(
-            RefusalCode.SHIFT_CANNOT_CROSS, node, "has no bias per channel of its result"
-        )
-    else:
-        outer = Channels.along((w.index(label), size) for label, size in known.items())
-        output = Channels.along((result.index(label), size) for label, size in known.items())
-    placed = channels.renamed({axis: w.index(x[axis]) for axis in channels.axes})
-    return AbsorbingLayer(1 - index, placed, outer, output, shift_refusal=shift)
-
-
-LAYERS: dict[Layer, Reader] = {
-    Layer.CONVOLUTION: _conv,
-    Layer.EINSUM: _einsum,
-    Layer.GEMM: _gemm,
-    Layer.MATMUL: _matmul,
-    Layer.PACKED_ATTENTION: _attention,
-    Layer.TRANSPOSED_CONVOLUTION: _conv_transpose,
-}

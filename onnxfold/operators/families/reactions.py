@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
-from onnxfold.operators.families.absorb import LAYERS, AbsorbingLayer
+from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layer
 from onnxfold.operators.families.elementwise import factors_behind
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
@@ -54,7 +54,7 @@ def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Rea
     """Return what ``node`` does when its input ``index`` is x instead of g * x + s."""
     row = row_of(node)
     if row.layer is not None:
-        return LAYERS[row.layer](view, node, index, channels)
+        return absorbing_layer(view, node, index, channels)
     if not facets.reads_elements(row):
         return ReadsShape()
     data = facets.data_inputs(row, len(node.inputs))

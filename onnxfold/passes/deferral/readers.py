@@ -28,7 +28,7 @@ from onnxfold.graph.float_types import digits
 from onnxfold.graph.operands import known_operand, known_tensor
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
-from onnxfold.operators.families.absorb import LAYERS
+from onnxfold.operators.families.absorb import absorbing_layer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
@@ -133,7 +133,7 @@ def layer_weight(
 ) -> tuple[int, Fiber] | Refusal:
     """Return the input of a layer that is its weight, and the channels of a value along it."""
     layer, index = row_of(node).layer, list(node.inputs).index(source)
-    place = LAYERS[layer](info, node, index, Channels(fiber.blocks)) if layer in LAYERS else None
+    place = None if layer is None else absorbing_layer(info, node, index, Channels(fiber.blocks))
     if place is None or isinstance(place, Refusal):
         return place or refuse(RefusalCode.UNKNOWN_OP, node, "is a layer that cannot be followed")
     tensor = info.tensor(node.inputs[place.weight])

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.dims import Dim, extent
 from onnxfold.operators import facets
+from onnxfold.operators.families.maps import map_of
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
@@ -91,26 +92,16 @@ def _positionwise(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) ->
     return aligned.pop() if len(aligned) == 1 else None
 
 
-def _matmul(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    """A B: the contracted axis runs along no row of s, the other one may."""
-    rank = info.rank(node.outputs[0])
-    if rank is None or len(scaled) != 1:
+def _product(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    """A linear layer: no row of s runs along an index that it sums over."""
+    known = map_of(info, node)
+    if known is None or len(scaled) != 1:
         return None
     ((index, rows),) = scaled.items()
-    other = info.rank(node.inputs[1 - index])
-    if len(rows) < 2 or other is None or other < 2 or rows[-1 if index == 0 else -2]:
+    of_label = {label: row for label, row in zip(known.operand(index), rows, strict=False) if row}
+    if index >= len(known.factors) or not of_label.keys() <= set(known.output):
         return None
-    kept: Rows = (rows[-2], ()) if index == 0 else ((), rows[-1])
-    return ((),) * (rank - len(rows)) + rows[:-2] + kept
-
-
-def _gemm(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    del info
-    rows = scaled.get(0)
-    plain = node.attributes.get_int("transA", 0) == 0
-    if rows is None or len(scaled) != 1 or not plain or rows[1]:
-        return None
-    return rows[0], ()
+    return tuple(of_label.get(label, ()) for label in known.output)
 
 
 def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
@@ -203,8 +194,8 @@ _RULES: Mapping[Family, Callable[[ModelInfo, ir.Node, Mapping[int, Rows]], Rows 
     Family.CONCAT: _concat,
     Family.EXPAND: _expand,
     Family.GATHER: _gather,
-    Family.GEMM: _gemm,
-    Family.MATMUL: _matmul,
+    Family.GEMM: _product,
+    Family.MATMUL: _product,
     Family.RESHAPE: _reshape,
     Family.SLICE: _slice,
     Family.SPLIT: _split,
