@@ -30,7 +30,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 @dataclass(frozen=True, slots=True)
-class LinearLayer:
+class WeightedSum:
     """A sum of products of factors, plus a bias, whose indices its map names."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:

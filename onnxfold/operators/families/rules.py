@@ -9,7 +9,7 @@ from onnxfold.operators.families import layout, reduce
 from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.conditions import CONDITIONS
 from onnxfold.operators.families.elementwise import Additive, Cast, Dropout, Masked, Scaled
-from onnxfold.operators.families.linear import LinearLayer
+from onnxfold.operators.families.linear import WeightedSum
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.transfer import Transfer, refuse
 from onnxfold.operators.row import Elements, Family
@@ -22,19 +22,19 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.CAST: Cast(),
     Family.CENTRING: reduce.Centring(),
     Family.CONCAT: layout.Concat(),
-    Family.CONVOLUTION: LinearLayer(),
+    Family.CONVOLUTION: WeightedSum(),
     Family.CUMULATIVE: layout.OffAxes(layout.accumulated),
     Family.DROPOUT: Dropout(),
-    Family.EINSUM: LinearLayer(),
+    Family.EINSUM: WeightedSum(),
     Family.EXPAND: layout.Expand(),
     Family.FILLED: layout.Filled(),
     Family.GATHER: layout.Renames(layout.gathered),
     Family.GATHER_ND: layout.Renames(layout.gathered_by_tuples),
-    Family.GEMM: LinearLayer(),
+    Family.GEMM: WeightedSum(),
     Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
     Family.MASKED: Masked(),
-    Family.MATMUL: LinearLayer(),
-    Family.MATMUL_FUSED: LinearLayer(),
+    Family.MATMUL: WeightedSum(),
+    Family.MATMUL_FUSED: WeightedSum(),
     Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", (6, 7), inputs=8, biases=(3,)),
     Family.PAD: layout.Pad(),
     Family.PRODUCT: Scaled(),
@@ -50,7 +50,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.SPLIT: Split(),
     Family.TILE: layout.OffAxes(layout.repeated),
     Family.TRANSPOSE: layout.Renames(layout.transposed),
-    Family.TRANSPOSED_CONVOLUTION: LinearLayer(),
+    Family.TRANSPOSED_CONVOLUTION: WeightedSum(),
 }
 
 
