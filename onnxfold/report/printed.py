@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OTHER_COLUMNS = 36  # of the table of norms: what it is, what it becomes, and what is between
 _LEAST_NAME = 12
+NORM_HEADINGS = ("norm", "is", "becomes", "weights centred, or why not")
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",
@@ -60,14 +61,15 @@ def print_norms(
     from rich.text import Text
 
     most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
-    rows = table(("norm", "is", "becomes", "weights centred, or why not"))
-    for row in document["norms"]:
+    rows = table(NORM_HEADINGS)
+    for row, cells in zip(document["norms"], norm_rows(document), strict=True):
         style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
+        name, kind, becomes, why = cells
         rows.add_row(
-            Text(shortened(row["name"], most)),
-            Text(f"{row['kind']} {row['size']}"),
-            Text(_BECOMES[row["action"]], style=style),
-            Text(shortened(sentences.because(row), most)),
+            Text(shortened(name, most)),
+            Text(kind),
+            Text(becomes, style=style),
+            Text(shortened(why, most)),
         )
     _print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
@@ -77,17 +79,40 @@ def print_norms(
         return
     if listed:
         console.print(rows)
-    console.print(Text(sentences.totals(document["summary"]), style="bold"))
-    for line in (*sentences.tallied(document["norms"]), *sentences.staying(document["norms"])):
+    total, *others = norm_lines(document)
+    console.print(Text(total, style="bold"))
+    for line in others:
         console.print(Text(line))
-    for remark in (
-        sentences.roundings(document["summary"]),
-        sentences.alignment(document["norms"]),
+
+
+def norm_rows(document: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return a row of the table of norms for each."""
+    return [
+        (
+            row["name"],
+            f"{row['kind']} {row['size']}",
+            _BECOMES[row["action"]],
+            sentences.because(row),
+        )
+        for row in document["norms"]
+    ]
+
+
+def norm_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return what becomes of all norms, why others stay, and what else is to be said of them."""
+    norms, summary = document["norms"], document["summary"]
+    remarks = (
+        sentences.roundings(summary),
+        sentences.alignment(norms),
         sentences.claimed(document),
         *sentences.untrue(document),
-    ):
-        if remark is not None:
-            console.print(Text(remark))
+    )
+    return [
+        sentences.totals(summary),
+        *sentences.tallied(norms),
+        *sentences.staying(norms),
+        *(remark for remark in remarks if remark is not None),
+    ]
 
 
 def print_figures(

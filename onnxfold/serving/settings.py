@@ -121,9 +121,9 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {path}: {error}") from error
+        raise UsageError(f"--token-file '{path}': {error}") from error
     if not token or not token.isprintable() or " " in token:
-        raise UsageError(f"--token-file {path}: it must hold one line, without spaces")
+        raise UsageError(f"--token-file '{path}': it must hold one line, without spaces")
     return token
 
 
@@ -141,7 +141,7 @@ def tls_files(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
-        raise UsageError(f"--tls-cert {cert} with --tls-key {key}: {error}") from error
+        raise UsageError(f"--tls-cert '{cert}' with --tls-key '{key}': {error}") from error
     return cert, key
 
 

@@ -188,7 +188,7 @@ def test_a_failed_optimization_names_the_remedy(tmp_path: Path) -> None:
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
     onnx.save(model, path)
     with (
-        pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"),
+        pytest.raises(UsageError, match=r"'s' has strings.*optimize=False"),
         served_file(path, tmp_path, optimize=True),
     ):
         pass
