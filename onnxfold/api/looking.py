@@ -29,6 +29,7 @@ from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection
 from onnxfold.report.inspection import Inspection
 from onnxfold.report.nodes import node_changes, node_rows
+from onnxfold.report.stored_twice import stored_twice
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 
@@ -67,7 +68,10 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
         prepared = prepare(known.model, compressed=True, deferred=True, inferred=True)
         decided = decide_all(prepared, settings, without=unwanted(settings))
         listed = {"nodes": node_rows(known.model)} if nodes else {}
-    document = inspection(decided.findings, known.claims, settings.excluded, prepared.unsplit)
+        twice = stored_twice(source.model)
+    document = inspection(
+        decided.findings, known.claims, settings.excluded, prepared.unsplit, twice
+    )
     return Inspection(document | listed)
 
 

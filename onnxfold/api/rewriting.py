@@ -1,7 +1,7 @@
 """Functions that rewrite a model: optimize and convert."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,9 @@ def _chosen(
         for name, kind in _CHOICES.items()
         if name in options
     }
+    inputs = options["inputs"]
+    if isinstance(inputs, Mapping):
+        options["inputs"] = dict(inputs)
     chosen = Options(
         target=target_named(target),
         fuse_affine=fuse_affine_named(fuse_affine),

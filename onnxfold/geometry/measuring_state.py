@@ -67,7 +67,7 @@ def load(path: Path, mark: str) -> Progress | None:
     except OSError as error:
         raise DataError(f"--resume '{path}': {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"--resume '{path}': no state of a measurement; name another file") from error
+        raise DataError(f"--resume '{path}': no state of a measurement; name another") from error
     raise UsageError(
         f"--resume '{path}' is of another model, data or options; remove it to begin anew"
     )

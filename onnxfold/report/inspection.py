@@ -38,7 +38,8 @@ class Inspection(dict[str, Any]):
         heads = "".join(f"<th>{escape(heading)}</th>" for heading in NORM_HEADINGS)
         rows = "".join(
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-            for cells in norm_rows(document)
+            for *cells, _ in norm_rows(document, full=False)
         )
-        lines = "".join(f"<p>{escape(worded(line))}</p>" for line in norm_lines(document))
+        told = norm_lines(document) if document["norms"] else ["no norms"]
+        lines = "".join(f"<p>{escape(worded(line))}</p>" for line in told)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{lines}"

@@ -314,7 +314,9 @@ def test_text_counts_every_token_and_no_padding(tmp_path: Path, tokenizer: Path,
 def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with column="):
+    with pytest.raises(
+        DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with column="
+    ):
         onnxfold.measure(_text_model(), file)
     with pytest.raises(DataError, match=r"none\.json: there is no such file"):
         onnxfold.measure(_text_model(), file, tokenizer=tmp_path / "none.json")

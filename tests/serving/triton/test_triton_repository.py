@@ -263,9 +263,7 @@ MIXED = {
 def test_rows_that_do_not_stay_apart_are_not_joined(tmp_path: Path, text: str, says: str) -> None:
     source = f'<ir_version: 8, opset_import: ["" : 17]> g {text}'
     onnx.save(onnx.parser.parse_model(source), tmp_path / "net.onnx")
-    with pytest.raises(
-        UsageError, match=f"max_batch=4: the model cannot batch requests: .*{says}"
-    ):
+    with pytest.raises(UsageError, match=f"max_batch=4: the model cannot batch requests: .*{says}"):
         published(tmp_path / "net.onnx", max_batch=4)
     assert published(tmp_path / "net.onnx").report["triton"]["batches_not_tried"] is None
 
