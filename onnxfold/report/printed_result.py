@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINES = 15  # of a terminal, that all of it takes
-_MOST_OF_REASONS, _LEAST_OF_REASONS = 7, 3
-_LINES_OF_A_REASON = 3
+_MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 3
+_LINES_OF_A_REASON = 2
 _NAME = 28  # characters of a name in a reason
 _CAUTION, _TOTAL = "yellow", "bold"
 

@@ -10,6 +10,7 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.options import check_threads
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+_LINGER_S = 1.0
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -72,6 +73,11 @@ class ServeSettings:
     def most_buffered(self) -> int:
         """Return how many bytes of bodies the server holds at once."""
         return self.max_buffered or 4 * self.max_request_bytes
+
+    @property
+    def linger_s(self) -> float:
+        """Return how long a stop waits for what is on its way on connections that are open."""
+        return min(_LINGER_S, self.grace_s / 2)
 
     @property
     def open_to_others(self) -> str | None:
