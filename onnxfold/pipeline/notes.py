@@ -45,4 +45,4 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
 
 def _taken_apart(norm: Mapping[str, Any]) -> bool:
     """Whether a norm of one operator becomes several, which some tools take less well."""
-    return norm["action"] == "rms" and norm["form"] != NormForm.DECOMPOSED
+    return bool(norm["action"] == "rms" and norm["form"] != NormForm.DECOMPOSED)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINES = 15  # of a terminal, that all of it takes
-_MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 3
+_MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 4
 _LINES_OF_A_REASON = 2
 _NAME = 28  # characters of a name in a reason
 _CAUTION, _TOTAL = "yellow", "bold"
@@ -65,8 +65,7 @@ def print_result(
         wanted = min(_LEAST_OF_REASONS, sum(line.height(console) for line in reasons))
         last = _without_spare(console, last, room - wanted)
         room -= sum(line.height(console) for line in last)
-        room = min(max(room, wanted), _MOST_OF_REASONS)
-        reasons = _fitting(console, reasons, room, source)
+        reasons = _fitting(console, reasons, min(room, _MOST_OF_REASONS))
     for line in (*first, *reasons):
         _print(console, line)
     if verbose and report.get("before_after") is not None:
@@ -105,24 +104,21 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
         yield from map(_Line, refusal_notes(counted))
 
 
-def _fitting(
-    console: Console, reasons: Sequence[_Line], room: int, source: Path | None
-) -> list[_Line]:
-    """Return the first reasons, as many as there is room for, and how to see the others."""
-    shown: list[_Line] = []
-    for number, reason in enumerate(reasons):
-        line = _Line(_brief(console, reason.text))
-        more = number + 1 < len(reasons)
-        if shown and line.height(console) + more > room:
-            break
-        shown.append(line)
-        room -= line.height(console)
-    left = len(reasons) - len(shown)
-    if left:
-        model = "MODEL" if source is None else shlex.quote(str(source))
-        others = sentences.counted(left, "other reason")
-        shown.append(_Line(f"{others}: onnxfold inspect {model}", whole=True))
-    return shown
+def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:
+    """Return as many reasons as there is room for, the first ones in full, the others by code."""
+    brief = [_Line(_brief(console, reason.text)) for reason in reasons]
+    for number in range(len(brief), 0, -1):
+        lines = [*brief[:number], *_by_code(reasons[number:])]
+        if sum(line.height(console) for line in lines) <= room:
+            return lines
+    return _by_code(reasons)
+
+
+def _by_code(reasons: Sequence[_Line]) -> list[_Line]:
+    if not reasons:
+        return []
+    codes = "; ".join(sentences.without_sentence(reason.text) for reason in reasons)
+    return [_Line(f"also: {codes} (onnxfold inspect)")]
 
 
 def _brief(console: Console, reason: str) -> str:
@@ -134,8 +130,8 @@ def _brief(console: Console, reason: str) -> str:
     while len(" ".join(words)) > room - console.width // 4:
         del words[-1]
     text = " ".join(words)
-    clause = text.rpartition(";")[0]
-    return clause or f"{text} …"
+    clause = max(text.rfind("; "), text.rfind(", "))
+    return text[:clause] if clause > len(text) // 2 else f"{text} …"
 
 
 def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
@@ -144,7 +140,9 @@ def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     told = (*cautions.of_norms(inspect), *cautions.of_plan(report))
     yield from (_Line(caution, _CAUTION) for caution in told)
     notes = [f"note: {refusal['sentence']}" for refusal in inspect.get("unsplit", ())]
-    yield from map(_Line, [*notes, *sentences.remarks(inspect)])
+    believed = sentences.claimed(inspect)
+    for remark in (*notes, *sentences.remarks(inspect)):
+        yield _Line(remark, spare=remark == believed)
     yield from _evidence(report)
     if "output" in report:
         yield from _output(report, source)

@@ -255,6 +255,12 @@ def reasons(document: Mapping[str, Any]) -> list[str]:
     return lines if first is None else [first, *lines]
 
 
+def without_sentence(line: str) -> str:
+    """Return the start of a line on what stays: how many, and the code of the reason."""
+    first, *others = line.split(": ", 2)
+    return f"{first}: {others[0]}" if first.endswith((" stay", " stays")) else first
+
+
 def remarks(document: Mapping[str, Any]) -> list[str]:
     """Return what else is to be said of the norms and of the model."""
     said = (
