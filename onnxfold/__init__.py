@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxfold.api import convert, diff, inspect, measure, optimize, tune, verify
+    from onnxfold.api import bench, convert, diff, inspect, measure, optimize, tune, verify
     from onnxfold.check import BudgetVerification, Verification
     from onnxfold.errors import (
         DataError,
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
     from onnxfold.options import Conversion, Options, Target
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
+    from onnxfold.report.inspection import Inspection
+    from onnxfold.runtime.bench import Benchmark
     from onnxfold.runtime.library import get_library_path, register, session
     from onnxfold.tuning.options import TuneOptions
     from onnxfold.tuning.tune_result import TuneResult
 
 __all__ = [
+    "Benchmark",
     "BudgetVerification",
     "Conversion",
     "DataError",
     "DataOptions",
     "DependencyError",
+    "Inspection",
     "InvariantError",
     "ModelError",
     "OnnxfoldError",
@@ -49,6 +53,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "bench",
     "convert",
     "diff",
     "get_library_path",
@@ -64,11 +69,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "Benchmark": "runtime.bench",
     "BudgetVerification": "check.result",
     "Conversion": "options",
     "DataError": "errors",
     "DataOptions": "inputs.data.shards",
     "DependencyError": "errors",
+    "Inspection": "report.inspection",
     "InvariantError": "errors",
     "ModelError": "errors",
     "OnnxfoldError": "errors",
@@ -82,6 +89,7 @@ _HOME = {
     "UsageError": "errors",
     "Verification": "check.result",
     "VerificationError": "errors",
+    "bench": "api",
     "convert": "api",
     "diff": "api",
     "get_library_path": "runtime.library",

@@ -3,11 +3,22 @@
 import re
 from typing import ClassVar
 
+from onnxfold.wording import worded
+
 
 class OnnxfoldError(Exception):
     """Base of every error that onnxfold raises on purpose; the message is one line for a person."""
 
     exit_code: ClassVar[int] = 3
+
+    def __str__(self) -> str:
+        """Return the message, which names arguments in Python, and flags on the command line."""
+        return worded(self.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """The message as it was written, with flags: for documents and other processes."""
+        return super().__str__()
 
 
 class VerificationError(OnnxfoldError):

@@ -1,10 +1,11 @@
 """What a user can ask of optimize: every option, declared once; light to import."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from onnxfold.errors import UsageError
 
@@ -18,6 +19,8 @@ _COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
+# What models run on: texts as of the command line, or an array or a shape for each input by name.
+GivenInputs: TypeAlias = Mapping[str, Any] | Sequence[str] | str
 
 
 def member(kind: type[Choice], name: str, what: str) -> Choice:
@@ -124,7 +127,7 @@ class Options:
     noise_limit: float = DEFAULT_NOISE_LIMIT
     rtol: float | None = None
     atol: float | None = None
-    inputs: tuple[str, ...] = ()
+    inputs: GivenInputs = ()
     seed: int = 0
     providers: tuple[str, ...] = ()
     memory: float | None = None

@@ -30,6 +30,7 @@ from onnxfold.cli.triton import triton
 from onnxfold.cli.tune import tune
 from onnxfold.cli.verify import verify
 from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit, printable
+from onnxfold.wording import naming_flags
 
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -108,7 +109,7 @@ for _command in (
 
 def fail(error: OnnxfoldError) -> NoReturn:
     """End with a failure in one line and its exit code."""
-    text = printable(str(error))  # names in a model may have any length
+    text = printable(error.sentence)  # names in a model may have any length
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[: _LONGEST_MESSAGE // 2]}...{text[-_LONGEST_MESSAGE // 2 :]}"
     terminal.say(f"onnxfold: {text}", err=True)
@@ -134,7 +135,8 @@ def main() -> None:
     Where whoever reads what is said has gone, as `head` does, it ends without a word.
     """
     try:
-        _command_line()
+        with naming_flags():
+            _command_line()
     except BrokenPipeError:
         _end_unread()
     except SystemExit as end:

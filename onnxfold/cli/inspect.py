@@ -44,7 +44,7 @@ def inspect(
             nodes=nodes,
         )
     if as_json:
-        terminal.print_json(document)
+        terminal.print_json(document.to_dict())
     else:
         for row in document.get("nodes", ()):
             line = f"{row['operator']} {row['name']}: {row['what']}"

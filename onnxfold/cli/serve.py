@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from onnxfold.serving.host.model import OnnxModel
 
 _NEEDED = ("mlserver", "onnxruntime")
+# Refused requests are warnings, all others information.
+_LOG_LEVELS = {
+    Verbosity.QUIET: logging.ERROR,
+    Verbosity.NORMAL: logging.WARNING,
+    Verbosity.VERBOSE: logging.INFO,
+}
 
 _Models = Annotated[
     list[str],
@@ -122,6 +129,8 @@ def serve(
 
     `onnxfold serve fast=model.onnx plain=other.onnx --workers 2 --max-batch 32`
 
+    Refused requests are logged, with the reason; with `-v` every request is.
+
     Ready: GET /v2/health/ready. Metrics: http://127.0.0.1:8082/metrics.
     Load a changed file: POST /v2/repository/models/model/load.
     """
@@ -162,7 +171,7 @@ def serve(
                 _say(_described(model, max_batch), sys.stdout)
             _say(_ready(settings), sys.stdout)
 
-    run(settings, quiet=quiet, started=started)
+    run(settings, log_level=_LOG_LEVELS[context.obj], started=started)
 
 
 def _say(line: str, stream: TextIO) -> None:

@@ -136,8 +136,9 @@ def tell_result(
     source: Path,
 ) -> None:
     """Write the report of a command on a file into its files; print it as JSON or for people."""
-    from onnxfold.report import cautions, printed
+    from onnxfold.report import cautions
     from onnxfold.report.document import write_report
+    from onnxfold.report.printed_result import print_result
 
     for path in files or ():
         write_report(path, report)
@@ -147,7 +148,7 @@ def tell_result(
         warn(cautions.of_result(report))
     else:
         verbose = verbosity is Verbosity.VERBOSE
-        printed.print_result(console(), report, verbose=verbose, source=source)
+        print_result(console(), report, verbose=verbose, source=source)
 
 
 @contextmanager

@@ -208,9 +208,9 @@ def _folder(
     import json
     from dataclasses import asdict
 
-    from onnxfold import api
     from onnxfold.report.document import write_text
     from onnxfold.tuning.fleet import FleetRow, tune_folder
+    from onnxfold.tuning.options import tune_options
 
     if any(path.suffix != ".json" for path in report or ()):
         raise UsageError("--report: the report on a folder is a .json file")
@@ -222,7 +222,7 @@ def _folder(
 
     note_work(folder, target)
     try:
-        rows = tune_folder(folder, target, api.tune_options(**given), ray=ray, told=told)
+        rows = tune_folder(folder, target, tune_options(**given), ray=ray, told=told)
     except KeyboardInterrupt as error:
         raise CommandInterruptedError from error
     document = {"models": [asdict(row) for row in rows]}

@@ -65,7 +65,7 @@ def connected(address: str, doing: str) -> Iterator[Any]:
         _await(address)
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"--ray {address}: {one_line(error)}") from error
+        raise UsageError(f"--ray '{address}': {one_line(error)}") from error
     try:
         yield ray
     finally:

@@ -61,7 +61,7 @@ class Measuring:
             check_threads("--threads", self.threads)
         check_number("--seed", self.reading.seed)
         if self.resume is not None and not os.access(self.resume.parent, os.W_OK | os.X_OK):
-            raise DataError(f"--resume {self.resume}: no writable folder '{self.resume.parent}'")
+            raise DataError(f"--resume '{self.resume}': no writable folder '{self.resume.parent}'")
 
 
 def measured(

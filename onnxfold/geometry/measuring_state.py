@@ -49,7 +49,7 @@ def save(path: Path, mark: str, progress: Progress) -> None:
             staged.write_text(json.dumps(state), encoding="utf-8")
             staged.replace(path)
     except OSError as error:
-        raise DataError(f"--resume {path} cannot be written: {error.strerror}") from error
+        raise DataError(f"--resume '{path}' cannot be written: {error.strerror}") from error
 
 
 def load(path: Path, mark: str) -> Progress | None:
@@ -65,9 +65,9 @@ def load(path: Path, mark: str) -> Progress | None:
         if state["fingerprint"] == mark:
             return Progress(state["done"], Totals.from_state(state["totals"]), tuple(state["bad"]))
     except OSError as error:
-        raise DataError(f"--resume {path}: {error.strerror}") from error
+        raise DataError(f"--resume '{path}': {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"--resume {path}: no state of a measurement; name another file") from error
+        raise DataError(f"--resume '{path}': no state of a measurement; name another") from error
     raise UsageError(
-        f"--resume {path} is of another model, data or options; remove it to begin anew"
+        f"--resume '{path}' is of another model, data or options; remove it to begin anew"
     )

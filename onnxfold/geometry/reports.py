@@ -56,7 +56,7 @@ def measurement_of(path: Path, sha256: str) -> Report:
             kept = {key: report[key] for key in ("rows", "complete")}
             norms = {norm["name"]: _means(norm) for norm in report["norms"]}
             return {"path": str(path), "data": report["data"]["kind"], **kept, "norms": norms}
-    raise UsageError(f"--measured {path}: a measurement of another model, by its sha256")
+    raise UsageError(f"--measured '{path}': a measurement of another model, by its sha256")
 
 
 def _means(norm: Mapping[str, Any]) -> Report:

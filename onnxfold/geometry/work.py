@@ -111,7 +111,7 @@ def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | BadSh
                     totals = totals.merged(of_tables(task.norms, waiting, task.seed))
                     waiting.clear()
     except DataError as error:
-        return BadShard(shard, str(error))
+        return BadShard(shard, error.sentence)
     except runtime_errors() as error:
         reason = f"{shard.label}: onnxruntime cannot run the model on it: {one_line(error)}"
         return BadShard(shard, reason)

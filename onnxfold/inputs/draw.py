@@ -155,14 +155,14 @@ def _given_arrays(known: dict[str, ir.Value], spec: InputSpec) -> dict[str, Arra
             listed = ", ".join(repr(n) for n in known)
             raise UsageError(f"--inputs names {name!r}, but the model's inputs are {listed}")
     arrays = {}
-    for name in spec.files:
+    for name in spec.names_of_arrays():
         array = spec.load(name)
         dtype = _dtype(known[name])
         if array.dtype != dtype:
             if not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise UsageError(
-                    f"{spec.files[name]}: input {name!r} is {dtype}, the file has {array.dtype}"
-                )
+                path = spec.files.get(name)
+                where, what = ("", "array") if path is None else (f"{path}: ", "file")
+                raise UsageError(f"{where}input {name!r} is {dtype}, the {what} has {array.dtype}")
             array = array.astype(dtype)
         arrays[name] = array
     return arrays

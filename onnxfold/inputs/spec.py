@@ -1,8 +1,8 @@
-"""What a user says about the inputs: shapes by name, or arrays in files."""
+"""What a user says about the inputs: shapes by name, arrays, or files of arrays."""
 
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
+from onnxfold.options import GivenInputs
+
+Array = npt.NDArray[Any]
 
 _NPY = re.compile(r"(?P<name>.+?):(?P<path>(?:[A-Za-z]:[\\/])?[^:]*\.npy)")
 _SHAPE = re.compile(r"(?P<name>.+):(?P<dims>\[[\d,\s]*\]|\d+(?:\s*,\s*\d+)*)")
@@ -26,6 +29,24 @@ class InputSpec:
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: GivenInputs) -> "InputSpec":
+        """Read what Python gives: texts as :meth:`parse` does, or arrays and shapes by name.
+
+        Raises UsageError for what is neither, and as that does.
+        """
+        if not isinstance(given, Mapping):
+            return cls.parse(given)
+        shapes: dict[str, tuple[int, ...]] = {}
+        arrays: dict[str, Array] = {}
+        for name, value in given.items():
+            if hasattr(value, "__array__"):
+                arrays[name] = np.asarray(value)
+            else:
+                shapes[name] = _shape(name, value)
+        return cls(shapes, arrays=arrays)
 
     @classmethod
     def parse(cls, texts: str | Iterable[str]) -> "InputSpec":
@@ -47,10 +68,24 @@ class InputSpec:
         return cls(shapes, files)
 
     def names(self) -> frozenset[str]:
-        return frozenset(self.shapes) | frozenset(self.files)
+        return frozenset(self.shapes) | self.names_of_arrays()
 
-    def load(self, name: str) -> npt.NDArray[Any]:
-        """The array that the files hold for an input; raises DataError for an unreadable one."""
+    def names_of_arrays(self) -> frozenset[str]:
+        return frozenset(self.files) | frozenset(self.arrays)
+
+    def words(self) -> list[str]:
+        """Return values of --inputs that give the same; an array is to be stored in a file."""
+        shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in self.shapes.items()]
+        files = [
+            str(path) if path.suffix == ".npz" else f"{name}:{path}"
+            for name, path in self.files.items()
+        ]
+        return [*shapes, *dict.fromkeys(files), *(f"{name}:FILE.npy" for name in self.arrays)]
+
+    def load(self, name: str) -> Array:
+        """The array that is given for an input; raises DataError for an unreadable file."""
+        if name in self.arrays:
+            return self.arrays[name]
         path = self.files[name]
         try:
             if path.suffix == ".npz":
@@ -74,6 +109,18 @@ def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
     if (match := _SHAPE.fullmatch(text)) is not None:
         return {match["name"]: tuple(int(d) for d in re.findall(r"\d+", match["dims"]))}
     raise UsageError(f"--inputs {text!r} is not understood: {_FORMS}")
+
+
+def _shape(name: str, value: object) -> tuple[int, ...]:
+    """Return a shape that Python gives; raises UsageError for anything else."""
+    if isinstance(value, Sequence) and all(
+        isinstance(size, int | np.integer) and size >= 0 for size in value
+    ):
+        return tuple(int(size) for size in value)
+    raise UsageError(
+        f"inputs[{name!r}] is of type {type(value).__name__}: give an array, or a shape such as "
+        "(1, 128)"
+    )
 
 
 def _existing(path: Path) -> Path:

@@ -6,7 +6,7 @@ from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.replacing import METADATA_KEY, check_format, check_replaceable
-from onnxfold.model_io.save import materialise, stage, stage_copy
+from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
 from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "OutputFiles",
     "StagedModel",
     "check_destination",
+    "check_embeddable",
     "check_format",
     "check_replaceable",
     "check_sharing",

@@ -114,13 +114,18 @@ def _staged(
         raise ModelError(why_not_written(error, final, needed_bytes)) from error
 
 
+def check_embeddable(model: ir.Model) -> None:
+    """Raise ModelError where a model is larger than 2 GiB, which one protobuf cannot hold."""
+    total = sum(slot.tensor.nbytes for slot in slots(model))
+    _check_limit(total, "write it to a file instead")
+
+
 def materialise(model: ir.Model) -> onnx.ModelProto:
     """The whole model as one protobuf in memory, without references to files.
 
     Raises ModelError where it is larger than 2 GiB, which protobuf cannot hold, or a file is gone.
     """
-    total = sum(slot.tensor.nbytes for slot in slots(model))
-    _check_limit(total, "write it to a file instead")
+    check_embeddable(model)
     proto, taken = detach(model, _leaves_protobuf(wire.LIMIT_BYTES + 1))
     for tensor in tensor_protos(proto):
         _embed(tensor, take_number(tensor), taken)

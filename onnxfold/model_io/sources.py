@@ -29,7 +29,7 @@ def open_source(model: Any) -> Source:
     """
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
-        return Source(model_io.load(path), path, lambda result: result)
+        return Source(model_io.load(path), path, model_io.materialise)
     if isinstance(model, ir.Model):
         return Source(model, None, lambda result: result)
     if isinstance(model, onnx.ModelProto):

@@ -14,13 +14,11 @@ _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
         "as in BERT",
     }
 )
-# As in text encoders of CLIP, and in float16 (docs/pipeline.md).
-_FUSE_FIRST = "ONNX Runtime's transformers optimizer goes before onnxfold: "
-_ATTENTIONS = (
-    "{} {} beside norms that fold, and it makes Attention of what it knows from "
-    "LayerNormalization alone"
-)
-_HALF_SUMS = "at opt_level 0 it joins no folded norm in 16 bits with the sum in front of it"
+# As in text encoders of CLIP, and in float16: it makes Attention of what it knows from
+# LayerNormalization, and at opt_level 0 joins no folded norm with the sum in front of it
+# (docs/pipeline.md).
+_FUSE_FIRST = "ONNX Runtime's transformers optimizer goes before onnxfold: {}"
+_HALF_SUMS = "sums in 16 bits"
 _LAST = (
     "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
     "Sum and SimplifiedLayerNormalization"
@@ -51,11 +49,10 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
 def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> str:
     """Say why the transformers optimizer goes first, where folds exclude what it fuses."""
     attentions = sum(row["fusion"] == "Attention" for row in excluded)
-    stand = "attentions stand" if attentions > 1 else "attention stands"
-    why = [_ATTENTIONS.format(attentions, stand)] if attentions else []
+    why = [f"{attentions} attention{'s' if attentions > 1 else ''}"] if attentions else []
     if len(excluded) > attentions:
         why.append(_HALF_SUMS)
-    return _FUSE_FIRST + ", and ".join(why) if why else ""
+    return _FUSE_FIRST.format(", ".join(why)) if why else ""
 
 
 def _named(version: tuple[int, int]) -> str:

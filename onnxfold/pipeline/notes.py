@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfold.norms.site import NormForm
 from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.refusal import RefusalCode
 
@@ -11,7 +12,8 @@ _HALVES = (
     "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
     "--target ort keeps one operator"
 )
-_TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean does
+_QUANTIZED = "for quantize_static use --norm-form op"  # it quantises each operator of a norm
+_TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean does, which onnx2torch does not take
 
 
 def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
@@ -23,15 +25,9 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
         return []
     norms = inspection["norms"]
     said = []
-    if options.norm_form in _SPELLED and any(row["action"] == "rms" for row in norms):
-        said.append(
-            "static int8 (quantize_static) quantises every operator of a norm: give it what "
-            "--target ort or --norm-form op writes"
-        )
-        if inspection["model"]["opset"] >= _TAKES_AXES_AS_INPUT:
-            said.append(
-                "onnx2torch takes ReduceMean up to opset 17 alone: give it --norm-form layer"
-            )
+    if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
+        old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
+        said.append(_QUANTIZED if old else f"{_QUANTIZED}, for onnx2torch --norm-form layer")
     halves = inspection["summary"]["folded_halves"]
     if halves and options.norm_form in _SPELLED:
         said.append(
@@ -45,3 +41,8 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
             "--norm-form op fold without that"
         )
     return said
+
+
+def _taken_apart(norm: Mapping[str, Any]) -> bool:
+    """Whether a norm of one operator becomes several, which some tools take less well."""
+    return bool(norm["action"] == "rms" and norm["form"] != NormForm.DECOMPOSED)

@@ -134,7 +134,7 @@ def check(
             rewritten,
             samples=options.check or 0,
             seed=options.seed,
-            spec=InputSpec.parse(options.inputs) if options.inputs else None,
+            spec=InputSpec.of(options.inputs) if options.inputs else None,
             limit=options.noise_limit,
             rtol=options.rtol,
             atol=options.atol,

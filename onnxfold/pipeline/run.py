@@ -41,6 +41,7 @@ from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
 from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection
+from onnxfold.report.stored_twice import stored_twice
 from onnxfold.shapes.claims import Checked, check_claims
 
 if TYPE_CHECKING:
@@ -217,7 +218,11 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         return _planned(source, chosen, timer, again)
     report = {
         "inspect": inspection(
-            decided.findings, attempt.known.claims, settings.excluded, prepared.unsplit
+            decided.findings,
+            attempt.known.claims,
+            settings.excluded,
+            prepared.unsplit,
+            stored_twice(source.model),
         ),
         "prepared": _prepared(prepared),
     }
@@ -247,7 +252,7 @@ def _published(
         stripped = strip_notes(folded.model)
         changed = folded.changed or stripped is not folded.model
         folded = replace(folded, model=stripped, changed=changed)
-    report = _report(prepared, folded, options, attempt)
+    report = _report(source, prepared, folded, options, attempt)
     result, changed = folded.model, folded.changed
     if options.fail_if_unchanged and not changed:
         what = "improve" if options.convert_to is None else "convert"
@@ -280,7 +285,11 @@ def _published(
 
 
 def _report(
-    prepared: Prepared, folded: folding.Folded, chosen: Options, attempt: _Attempt
+    source: Source,
+    prepared: Prepared,
+    folded: folding.Folded,
+    chosen: Options,
+    attempt: _Attempt,
 ) -> dict[str, Any]:
     report: dict[str, Any] = {
         "inspect": inspection(
@@ -288,6 +297,7 @@ def _report(
             attempt.known.claims,
             exclusion(chosen.exclude),
             prepared.unsplit,
+            stored_twice(source.model),
         ),
         "prepared": _prepared(prepared),
         "changed": folded.changed,

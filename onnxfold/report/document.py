@@ -22,13 +22,14 @@ def inspection(
     claims: Sequence[Claim] = (),
     exclude: re.Pattern[str] | None = None,
     unsplit: Sequence[Refusal] = (),
+    twice: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
     ``claims``: the shapes that the model declares and nothing confirms, the worst first, and those
     of outputs that are untrue;
     ``exclude``: the names that were to be left alone; ``unsplit``: why operators that hold a norm
-    beside other work could not be taken apart.
+    beside other work could not be taken apart; ``twice``: the weights that are stored so.
     """
     plan, found = findings.plan, findings.description
     norms = _norms(findings)
@@ -50,6 +51,7 @@ def inspection(
             "untrue": [claim.to_json() for claim in claims if claim.contradicted],
         },
         "unsplit": [refusal.to_json() for refusal in unsplit],
+        "stored_twice": list(twice),
         "prices": _prices(findings),
         "summary": {
             "norms": len(norms),

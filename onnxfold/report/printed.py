@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.report import cautions, sentences
-from onnxfold.report.before_after import figure_notes, figure_rows, refusal_notes
+from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
 
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
 _OTHER_COLUMNS = 36  # of the table of norms: what it is, what it becomes, and what is between
 _LEAST_NAME = 12
+NORM_HEADINGS = ("norm", "is", "becomes", "weights centred, or why not")
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",
@@ -50,44 +49,62 @@ def shortened(text: str, most: int) -> str:
     )
 
 
-def print_norms(
-    console: Console, document: Mapping[str, Any], *, listed: bool = True, full: bool = False
-) -> None:
-    """Print one row per norm where they are ``listed``, the totals, and the reasons tallied.
+def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = False) -> None:
+    """Print one row per norm that could fold, the totals, and the reasons tallied.
 
-    Names are shortened to the width of a terminal, unless they are to be ``full``.
+    Names are shortened to the width of a terminal, unless they are to be ``full``, as is the table.
     """
     from rich.text import Text
 
-    most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
-    rows = table(("norm", "is", "becomes", "weights centred, or why not"))
-    for row in document["norms"]:
-        style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
-        rows.add_row(
-            Text(shortened(row["name"], most)),
-            Text(f"{row['kind']} {row['size']}"),
-            Text(_BECOMES[row["action"]], style=style),
-            Text(shortened(sentences.because(row), most)),
-        )
-    _print_cautions(console, cautions.of_norms(document))
+    print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
         console.print(Text(f"note: {refusal['sentence']}"))
     if not document["norms"]:
         console.print("no norms")
         return
-    if listed:
-        console.print(rows)
-    console.print(Text(sentences.totals(document["summary"]), style="bold"))
-    for line in (*sentences.tallied(document["norms"]), *sentences.staying(document["norms"])):
+    print_norm_table(console, document, full=full)
+    total, *others = norm_lines(document)
+    console.print(Text(total, style="bold"))
+    for line in others:
         console.print(Text(line))
-    for remark in (
-        sentences.roundings(document["summary"]),
-        sentences.alignment(document["norms"]),
-        sentences.claimed(document),
-        *sentences.untrue(document),
-    ):
-        if remark is not None:
-            console.print(Text(remark))
+
+
+def print_norm_table(console: Console, document: Mapping[str, Any], *, full: bool) -> None:
+    """Print one row per norm; those that nobody would fold where the table is to be ``full``."""
+    from rich.text import Text
+
+    most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
+    rows = table(NORM_HEADINGS)
+    for name, kind, becomes, why, folded in norm_rows(document, full=full):
+        rows.add_row(
+            Text(shortened(name, most)),
+            Text(kind),
+            Text(becomes, style="green" if folded else ""),
+            Text(shortened(why, most)),
+        )
+    if rows.row_count:
+        console.print(rows)
+
+
+def norm_rows(document: Mapping[str, Any], *, full: bool) -> list[tuple[str, str, str, str, bool]]:
+    """Return the rows of the table of norms, and of each whether it is another norm now."""
+    return [
+        (
+            row["name"],
+            f"{row['kind']} {row['size']}",
+            _BECOMES[row["action"]],
+            sentences.because(row),
+            row["action"] in ("layer_norm", "crms") or sentences.folds(row),
+        )
+        for row in document["norms"]
+        if full or not sentences.without_mean(row)
+    ]
+
+
+def norm_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return what becomes of all norms, why others stay, and what else is to be said of them."""
+    total = sentences.totals(document["summary"])
+    return [total, *sentences.reasons(document), *sentences.remarks(document)]
 
 
 def print_figures(
@@ -117,10 +134,12 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
         numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
         rows.add_row(Text(row["name"]), *(digits(row[number], 3) for number in numbers))
     console.print(rows)
-    _print_limits(console, document)
+    for note in check_limits(document):
+        console.print(Text(note))
+    print_cautions(console, cautions.of_check(document))
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
-    console.print(Text(f"{verdict}: {_checked(document)}", style=style))
+    console.print(Text(f"{verdict}: {checked(document)}", style=style))
     _print_remarks(console, document)
 
 
@@ -164,7 +183,8 @@ def _print_remarks(console: Console, document: Mapping[str, Any]) -> None:
 _TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the original"}
 
 
-def _checked(document: Mapping[str, Any]) -> str:
+def checked(document: Mapping[str, Any]) -> str:
+    """Return how large the errors of a comparison are, against what, and where it ran."""
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     said = []
     for method, truth in _TRUTHS.items():
@@ -185,124 +205,27 @@ def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return None if None in numbers else max(numbers)
 
 
-def _print_limits(console: Console, document: Mapping[str, Any]) -> None:
-    """Say of which outputs the comparison says less than of others, and why."""
-    from rich.text import Text
-
-    if single := in_batches_of_one(document):
-        console.print(Text(f"note: {single}"))
+def check_limits(document: Mapping[str, Any]) -> list[str]:
+    """Return of which outputs the comparison says less than of others, and why."""
+    single = in_batches_of_one(document)
+    notes = [f"note: {single}"] if single else []
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     for reason in dict.fromkeys(row["reason"] for row in outputs if row["reason"]):
         rows = [row for row in outputs if row["reason"] == reason]
-        console.print(Text(f"note: no float64 run judged {named(rows)}: {reason}"))
-    _print_cautions(console, cautions.of_check(document))
+        notes.append(f"note: no float64 run judged {named(rows)}: {reason}")
+    return notes
 
 
-def _print_cautions(console: Console, told: Iterable[str]) -> None:
+def print_cautions(console: Console, told: Iterable[str]) -> None:
+    """Print what must be told, whatever else is left unsaid."""
     from rich.text import Text
 
     for sentence in told:
         console.print(Text(sentence), style="yellow")
 
 
-def print_result(
-    console: Console, report: Mapping[str, Any], *, verbose: bool, source: Path | None = None
-) -> None:
-    """Print what optimize did: the norms, the checks, what a session runs, the file, what next.
-
-    ``source``: the file that was optimized.  The whole table of before and after: ``verbose``.
-    """
-    from rich.text import Text
-
-    print_norms(console, report["inspect"], listed=verbose, full=verbose)
-    _print_cautions(console, cautions.of_plan(report))
-    _print_evidence(console, report)
-    counted = report.get("before_after")
-    if counted is not None and verbose:
-        print_figures(console, counted, every=True, price=sentences.priced(report))
-    elif counted is not None:
-        _print_gains(console, counted, sentences.priced(report))
-    if "output" in report:
-        _print_output(console, report, source)
-    if counted is not None and not verbose:
-        console.print(Text(sentences.file_nodes(counted)))
-    if verbose:
-        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
-        console.print(Text(f"seconds: {spent}"))
-
-
-def _print_evidence(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what was proved and what was compared."""
-    from rich.text import Text
-
-    if "proof" in report:
-        proof = report["proof"]
-        console.print(
-            f"proved: {sentences.counted(proof['folded_norms'], 'norm')} on zero-mean inputs, "
-            f"{sentences.changed_weights(proof)} seen by no other reader"
-        )
-    verification = report.get("verification", {})
-    if "outputs" in verification:
-        console.print(Text(f"checked: {_checked(verification)}"))
-        _print_limits(console, verification)
-    elif "proof" in report:
-        console.print("not run: the result is proved, and was not compared (--check 0)")
-    elif report.get("changed"):
-        console.print("neither proved nor run (--no-check)")
-
-
-def _print_gains(console: Console, document: Mapping[str, Any], price: str | None) -> None:
-    """Print what the norms and a session do less, what more of it costs, and why there is none."""
-    from rich.text import Text
-
-    for line in (sentences.sessions(document), price, sentences.work(document)):
-        if line is not None:
-            console.print(Text(line))
-    for note in refusal_notes(document):
-        console.print(Text(note))
-
-
-def _print_output(console: Console, report: Mapping[str, Any], source: Path | None) -> None:
-    """Print where the file is, what it asks for, and how to measure what it gains."""
-    from rich.text import Text
-
-    written = report["output"]
-    line = Text(f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes")
-    if not report["changed"]:
-        line.append(", unchanged")
-    console.print(line, soft_wrap=True)  # a path that is cut in two cannot be copied
-    if report["inspect"]["norms"]:
-        _print_advice(console, written)
-    if report["changed"] and source is not None:
-        command = shlex.join(["onnxfold", "bench", str(source), written["path"]])
-        console.print(Text(f"next: {command}"), soft_wrap=True)
-
-
-def _print_advice(console: Console, written: Mapping[str, Any]) -> None:
-    """Print what another target would gain, and what other tools make of the file."""
-    from rich.text import Text
-
-    if written.get("advice"):
-        console.print(Text(written["advice"]))
-    for note in written.get("notes", ()):
-        console.print(Text(f"note: {note}"))
-
-
-def _beside(written: Mapping[str, Any]) -> str:
-    """Name the data files of a written model: one by its path, several by their number."""
-    files, shared = written.get("data_files", ()), written.get("shared_data", ())
-    beside = ""
-    if written["data"]:
-        beside = f" and {written['data']}"
-        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
-    if shared:
-        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        beside += f", which needs {shared[0]}{others} beside it"
-    return beside
-
-
 def print_triton(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what became of the model repository, after :func:`print_result`."""
+    """Print what became of the model repository, after the result of optimize."""
     from rich.text import Text
 
     document = report["triton"]
@@ -311,6 +234,6 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
             console.print(Text(f"wrote {path}"), soft_wrap=True)
     if not report["output"]["functions"]:
         console.print(Text(f"no kernels: {document['without_kernels']}"))
-    _print_cautions(console, cautions.of_deployment(report))
+    print_cautions(console, cautions.of_deployment(report))
     command = f"tritonserver --model-repository={document['server_repository']}"
     console.print(Text(f"serve it with: {command}"), soft_wrap=True)

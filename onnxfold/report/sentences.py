@@ -2,7 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
+
+_NO_MEAN = frozenset({"already_rms", "not_centred_norm"})
+_KINDS_WITHOUT_MEAN = {"rms_norm": "RMSNorm", "l2_norm": "L2 norm", "dyt": "DyT"}
 
 
 def totals(summary: Mapping[str, Any]) -> str:
@@ -12,10 +16,14 @@ def totals(summary: Mapping[str, Any]) -> str:
     left = summary.get("left_foldable", 0)
     others = summary.get("folds_of_others", 0)
     line = f"{summary['folded'] - others} of {layer_norms} {verb} to RMSNorm"
+    if not summary["layer_norms"] and not others:
+        line = "there is no LayerNorm to fold"
     if others:
         line += f", and {counted(others, 'other norm')}"
     if left:
-        line += f", {left} more could and {'stays as it is' if left == 1 else 'stay as they are'}"
+        more = "more " if summary["folded"] else ""
+        stays = "stays as it is" if left == 1 else "stay as they are"
+        line += f", {left} {more}could and {stays}"
     if summary.get("restored") is not None:
         rms_norms = counted(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
@@ -179,17 +187,18 @@ def sessions(document: Mapping[str, Any]) -> str | None:
     if before is None or after is None:
         return None
     counts = [sum(each.values()) for each in (before, after)]
-    return f"a session of ONNX Runtime executes {counts[1]:,} nodes, {counts[0]:,} before"
+    before_it = "as before" if counts[0] == counts[1] else f"{counts[0]:,} before"
+    return f"a session of ONNX Runtime executes {counts[1]:,} nodes, {before_it}"
 
 
 def file_nodes(document: Mapping[str, Any]) -> str:
     """Return the line on the nodes of the file, which a session joins again."""
     before, after = document["before"], document["after"]
-    line = f"the file has {after['nodes']:,} nodes, {before['nodes']:,} before"
+    line = f"file: {after['nodes']:,} nodes, {before['nodes']:,} before"
     spelled = after["operators"].get("Pow", 0) > before["operators"].get("Pow", 0)
     session = after.get("session_operators")
     if spelled and (session is None or "SimplifiedLayerNormalization" in " ".join(session)):
-        line += ": the six operators of an RMSNorm become one in a session"
+        line += "; the six of an RMSNorm become one in a session"
     return line
 
 
@@ -230,10 +239,59 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     first: dict[str, str] = {}
     for row in norms:
         reason = row["reason"] or row.get("readers_reason")
-        if reason:
+        if reason and not without_mean(row):
             counts[reason["code"]] += 1
-            first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+            first.setdefault(reason["code"], _of_norm(reason, row))
     return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
+
+
+def reasons(document: Mapping[str, Any]) -> list[str]:
+    """Return the lines on what stays and why: norms, gammas, betas and scales in turns."""
+    norms = document["norms"]
+    kinds = (tallied(norms), staying(norms), scales_staying(document.get("scales_kept", ())))
+    ranked = zip_longest(*kinds)
+    first = meanless(norms)
+    lines = [line for rank in ranked for line in rank if line is not None]
+    return lines if first is None else [first, *lines]
+
+
+def without_sentence(line: str) -> str:
+    """Return the start of a line on what stays: how many, and the code of the reason."""
+    first, *others = line.split(": ", 2)
+    return f"{first}: {others[0]}" if first.endswith((" stay", " stays")) else first
+
+
+def remarks(document: Mapping[str, Any]) -> list[str]:
+    """Return what else is to be said of the norms and of the model."""
+    said = (
+        roundings(document["summary"]),
+        alignment(document["norms"]),
+        claimed(document),
+        *untrue(document),
+        twice(document.get("stored_twice", ())),
+    )
+    return [line for line in said if line is not None]
+
+
+def _of_norm(reason: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Return a reason, with the name of the norm where it does not name it."""
+    sentence, name = reason["sentence"], f"'{row['name']}'"
+    return str(sentence) if name in sentence else f"{sentence} (norm {name})"
+
+
+def without_mean(row: Mapping[str, Any]) -> bool:
+    """Whether a norm is of a kind that subtracts no mean, so that nobody would fold it."""
+    kept = row["reason"] is not None and row["reason"]["code"] in _NO_MEAN
+    return kept and row["kind"] in _KINDS_WITHOUT_MEAN and row["deferral"] is None
+
+
+def meanless(norms: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the one line on norms that nobody would fold; None where there are none."""
+    kinds = Counter(_KINDS_WITHOUT_MEAN[row["kind"]] for row in norms if without_mean(row))
+    if not kinds:
+        return None
+    said = " and ".join(counted(number, kind) for kind, number in kinds.most_common())
+    return f"{said} {'has' if kinds.total() == 1 else 'have'} no mean to take out"
 
 
 def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -245,17 +303,51 @@ def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
         reason = row["affine_reason"]
         if reason and stay:
             counts.setdefault(reason["code"], Counter()).update(stay)
-            first.setdefault(reason["code"], f"{reason['sentence']} (norm '{row['name']}')")
+            first.setdefault(reason["code"], _of_norm(reason, row))
     return [
         f"{_parts(found)}: {code}: {first[code]}"
         for code, found in sorted(counts.items(), key=lambda item: -item[1].total())
     ]
 
 
+def scales_staying(kept: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each reason why scales stay that a linear layer could take."""
+    counts = Counter(row["reason"]["code"] for row in kept)
+    first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(kept)}
+    return [
+        f"{counted(count, 'scale')} stay{'s' if count == 1 else ''}: {code}: {first[code]}"
+        for code, count in counts.most_common()
+    ]
+
+
+def twice(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the line on weights that are stored more than once, and the way out; None for none."""
+    if not rows:
+        return None
+    first, second = rows[0]["weights"][:2]
+    others = sum(len(row["weights"]) for row in rows) - 2
+    share = sum(row["share"] for row in rows)
+    named = f"'{first}', '{second}'" if others else f"'{first}' and '{second}'"
+    return (
+        f"stored twice: {named}{f' and {others} more' if others else ''}, {share:.0%} of all "
+        "weights; on the result, onnx_ir's DeduplicateHashedInitializersPass stores them once"
+    )
+
+
 def _parts(found: Mapping[str, int]) -> str:
     parts = [(part, found[part]) for part in ("gamma", "beta") if part in found]
     said = " and ".join(counted(number, part) for part, number in parts)
     return f"{said} stay{'s' if sum(found.values()) == 1 else ''}"
+
+
+def proved(proof: Mapping[str, Any]) -> str:
+    """Return the line on what was shown from the weights."""
+    norms, weights = proof["folded_norms"], changed_weights(proof)
+    if not norms and weights.startswith("0 "):
+        return "proved from the weights: the same function"
+    return (
+        f"proved: {counted(norms, 'norm')} on zero-mean inputs, {weights} seen by no other reader"
+    )
 
 
 def changed_weights(proof: Mapping[str, Any]) -> str:

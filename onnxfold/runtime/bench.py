@@ -18,7 +18,7 @@ from onnxfold.errors import ModelError, OnnxfoldError, UsageError, one_line
 from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import FEWER_INDICES, InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import check_threads
+from onnxfold.options import GivenInputs, check_threads
 from onnxfold.runtime import library as runtime
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -68,7 +68,7 @@ def bench(
     *,
     rounds: int = 30,
     threads: int = 1,
-    inputs: tuple[str, ...] = (),
+    inputs: GivenInputs = (),
     seed: int = 0,
     providers: tuple[str, ...] = (),
     progress: Callable[[str, float], None] | None = None,
@@ -87,7 +87,7 @@ def bench(
         runtime.check_providers(providers)
     paths = [Path(model) for model in models]
     first = model_io.load(paths[0])
-    spec = InputSpec.parse(inputs) if inputs else InputSpec()
+    spec = InputSpec.of(inputs)
     chosen = providers or ("CPUExecutionProvider",)
     variants = [
         Variant(path, kernels) for path in paths for kernels in _kernel_choices(path, chosen)

@@ -10,6 +10,7 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.options import check_threads
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
+_LINGER_S = 1.0
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -74,6 +75,11 @@ class ServeSettings:
         return self.max_buffered or 4 * self.max_request_bytes
 
     @property
+    def linger_s(self) -> float:
+        """Return how long a stop waits for what is on its way on connections that are open."""
+        return min(_LINGER_S, self.grace_s / 2)
+
+    @property
     def open_to_others(self) -> str | None:
         """Return what somebody on the network could do, None where nothing is to be warned of."""
         if _is_loopback(self.host):
@@ -121,9 +127,9 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {path}: {error}") from error
+        raise UsageError(f"--token-file '{path}': {error}") from error
     if not token or not token.isprintable() or " " in token:
-        raise UsageError(f"--token-file {path}: it must hold one line, without spaces")
+        raise UsageError(f"--token-file '{path}': it must hold one line, without spaces")
     return token
 
 
@@ -141,7 +147,7 @@ def tls_files(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
     except OSError as error:  # ssl.SSLError is one
-        raise UsageError(f"--tls-cert {cert} with --tls-key {key}: {error}") from error
+        raise UsageError(f"--tls-cert '{cert}' with --tls-key '{key}': {error}") from error
     return cert, key
 
 

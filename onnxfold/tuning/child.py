@@ -21,6 +21,7 @@ import numpy as np
 
 from onnxfold.errors import one_line
 from onnxfold.tuning.stored_arrays import store, stored
+from onnxfold.wording import naming_flags
 
 Document = dict[str, Any]
 _QUICK_S, _QUICK_ROUNDS = 1.5, 60
@@ -29,12 +30,13 @@ _QUICK_S, _QUICK_ROUNDS = 1.5, 60
 def main(job_file: Path) -> int:
     """Do one job and write its result beside it; the exit code is 1 where the job failed."""
     job = json.loads(job_file.read_text(encoding="utf-8"))
-    try:
-        if job["memory"] is not None:
-            _limit_memory(job["memory"])
-        result = _JOBS[job["kind"]](job)
-    except BaseException as error:  # all that a library raises is the result of this job
-        result = {"error": f"{type(error).__name__}: {one_line(_shown(error))}"}
+    with naming_flags():  # the parent words what it shows
+        try:
+            if job["memory"] is not None:
+                _limit_memory(job["memory"])
+            result = _JOBS[job["kind"]](job)
+        except BaseException as error:  # all that a library raises is the result of this job
+            result = {"error": f"{type(error).__name__}: {one_line(_shown(error))}"}
     job_file.with_name("result.json").write_text(json.dumps(result), encoding="utf-8")
     return int("error" in result)
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from onnxfold.check.error_metrics import Metric
 from onnxfold.errors import UsageError
-from onnxfold.options import Device, bytes_of, check_number, check_threads, member
+from onnxfold.options import (
+    Device,
+    GivenInputs,
+    bytes_of,
+    check_number,
+    check_threads,
+    member,
+)
 
 DEFAULT_BUDGET_S = 600.0
 
@@ -33,7 +43,7 @@ class TuneOptions:
     device: Device = Device.CPU
     threads: int = 1
     precisions: tuple[TargetPrecision, ...] = (TargetPrecision.FP32,)
-    inputs: tuple[str, ...] = ()
+    inputs: GivenInputs = ()
     data: Path | None = None
     samples: int = 2
     seed: int = 0
@@ -84,3 +94,26 @@ class TuneOptions:
 def precision_named(name: str) -> TargetPrecision:
     """Return the precision of a name; raises UsageError where there is none."""
     return member(TargetPrecision, name, f"precision '{name}'")
+
+
+def tune_options(
+    *,
+    device: Device | str = Device.CPU,
+    precision: Sequence[str] | str = "fp32",
+    data: str | os.PathLike[str] | None = None,
+    metric: str | None = None,
+    chains: Sequence[str] = (),
+    keep_candidates: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> TuneOptions:
+    """Return options with their names read; raises UsageError for one that makes no sense."""
+    names = (precision,) if isinstance(precision, str) else tuple(precision)
+    return TuneOptions(
+        device=member(Device, device, f"device '{device}'"),
+        precisions=tuple(dict.fromkeys(map(precision_named, names))),
+        data=None if data is None else Path(data),
+        metric=None if metric is None else member(Metric, metric, f"metric '{metric}'"),
+        chains=tuple(chains),
+        keep_candidates=None if keep_candidates is None else Path(keep_candidates),
+        **options,
+    )

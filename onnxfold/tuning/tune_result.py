@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold import __version__
+from onnxfold.inputs import InputSpec
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.chains import spelled
 from onnxfold.tuning.facts import ModelFacts
@@ -63,5 +64,5 @@ def commands(winner: Candidate, options: TuneOptions, facts: ModelFacts) -> list
         words.append(f"--num-heads {facts.num_heads} --hidden-size {facts.hidden_size}")
     if options.data is not None:
         words.append(f"--data {options.data}")
-    words += [f"--inputs {text}" for text in options.inputs]
+    words += [f"--inputs {text}" for text in InputSpec.of(options.inputs).words()]
     return [" ".join(words)]

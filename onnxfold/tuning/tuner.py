@@ -63,7 +63,7 @@ def tune(
     find_cuda(options.providers)
     kept = options.keep_candidates
     if kept is not None and kept.exists() and (not kept.is_dir() or any(kept.iterdir())):
-        raise UsageError(f"--keep-candidates {kept}: name a new or an empty folder")
+        raise UsageError(f"--keep-candidates '{kept}': name a new or an empty folder")
     wanted = chains(options)
     with closing(StagingFolder(Path(tempfile.gettempdir()))) as scratch:
         search = _opened(source, options, scratch.path, listener)
@@ -96,7 +96,7 @@ def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener 
         listener(SearchProgress(0, 1, "running the model in float64", None, options.budget))
     truth = truth_of(
         source,
-        spec=InputSpec.parse(options.inputs) if options.inputs else InputSpec(),
+        spec=InputSpec.of(options.inputs),
         samples=options.samples,
         seed=options.seed,
         data=() if given is None else given.feeds,

@@ -186,7 +186,7 @@ def test_a_model_that_nothing_can_run_is_not_verified() -> None:
     strange = single("y = org.x.Foo (x)")
     with pytest.raises(ModelError, match="onnxruntime cannot load it") as caught:
         verified(strange, strange)
-    assert "--inputs" not in str(caught.value)  # no others would help
+    assert "inputs=" not in str(caught.value)  # no others would help
 
 
 def test_a_rewritten_model_that_does_not_run_fails() -> None:
@@ -204,7 +204,7 @@ def test_inputs_and_outputs_must_have_the_same_names() -> None:
 def test_inputs_that_do_not_suit_are_told_to_be_given() -> None:
     picky = single("s = Constant <value_ints = [3, 7]> ()  y = Reshape (x, s)", "float[P, Q] x")
     with pytest.raises(
-        ModelError, match=r"does not run on the inputs x:2,.*give others with --inputs"
+        ModelError, match=r"does not run on the inputs x:2,.*give others with inputs="
     ):
         verified(picky, picky)
     assert verified(picky, picky, spec=InputSpec.parse(["x:7,3"])).passed

@@ -20,7 +20,7 @@ from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.report import html as html_report
-from onnxfold.report import printed as report
+from onnxfold.report.printed_result import print_result
 from tests.folded import model, weights
 from tests.model_io.files import rich_model
 
@@ -148,7 +148,7 @@ def test_the_report_says_that_it_was_done_in_pieces(
     assert document["pieces"] > 10
     from rich.console import Console
 
-    report.print_result(Console(width=400), result.report, verbose=False)
+    print_result(Console(width=400), result.report, verbose=False)
     said = capsys.readouterr().out
     assert f"in {document['pieces']} pieces, since the model does not fit in memory" in said
     assert "too large for a float64 run" in said

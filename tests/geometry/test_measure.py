@@ -100,7 +100,7 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
     state.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="no state of a measurement"):
         onnxfold.measure(chain_model(), data, resume=state)
-    with pytest.raises(DataError, match=r"--resume .*: Is a directory"):
+    with pytest.raises(DataError, match=r"resume=.*: Is a directory"):
         onnxfold.measure(chain_model(), data, resume=tmp_path)
 
     def full(parent: Path) -> NoReturn:
@@ -314,7 +314,9 @@ def test_text_counts_every_token_and_no_padding(tmp_path: Path, tokenizer: Path,
 def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer: Path) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"text": "a"}\n{"body": "b"}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with --col"):
+    with pytest.raises(
+        DataError, match=r"bad\.jsonl, row 1: .*'text'; name the field with column="
+    ):
         onnxfold.measure(_text_model(), file)
     with pytest.raises(DataError, match=r"none\.json: there is no such file"):
         onnxfold.measure(_text_model(), file, tokenizer=tmp_path / "none.json")
@@ -322,7 +324,7 @@ def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer
     elsewhere = tmp_path / "alone"
     elsewhere.mkdir()
     alone = file.rename(elsewhere / file.name)
-    with pytest.raises(UsageError, match="give --tokenizer FILE"):
+    with pytest.raises(UsageError, match="give tokenizer=FILE"):
         onnxfold.measure(_text_model(), alone)
     file = alone.rename(file)
     with pytest.raises(DataError, match=r"bad\.jsonl: no tokenizer"):

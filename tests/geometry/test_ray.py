@@ -47,7 +47,7 @@ def test_workers_give_the_same_report_though_one_is_killed(
 
 
 def test_a_cluster_that_is_not_there_is_told(data: Path) -> None:
-    with pytest.raises(UsageError, match=r"--ray 127\.0\.0\.1:1: .*refused"):
+    with pytest.raises(UsageError, match=r"ray='127\.0\.0\.1:1': .*refused"):
         onnxfold.measure(chain_model(), data, ray="127.0.0.1:1")
 
 

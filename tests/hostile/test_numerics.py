@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import onnxfold
-from onnxfold.report.printed import print_result
+from onnxfold.report.printed_result import print_result
 from onnxfold.weights import edited
 from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.seeds import WIDTH, layer_norm_model

@@ -120,5 +120,5 @@ def test_too_few_rows_for_the_batch_of_the_model(tmp_path: Path) -> None:
 
 
 def test_a_senseless_number_of_rows(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--rows must be 1 or more, not 0"):
+    with pytest.raises(UsageError, match="rows= must be 1 or more, not 0"):
         read_samples(saved(tmp_path, x=ROWS), model(), None, rows=0)

@@ -427,7 +427,7 @@ def test_dtypes_are_those_of_the_model(text: str, kind: str) -> None:
 
 def test_strings_and_shapeless_inputs_must_be_given() -> None:
     with pytest.raises(
-        UsageError, match=r"input 'x' has strings: give it with --inputs x:file\.npy"
+        UsageError, match=r"input 'x' has strings: give it with inputs=\{'x': array\}"
     ):
         made(parsed("string[2] x"))
     model = parsed("float[2] x")

@@ -135,7 +135,7 @@ def test_the_input_is_replaced_only_by_force_and_then_whole(
     source = save(rich_model(200), tmp_path / "in.onnx", *data)
     expected = run(source, 200)
     before = listing(tmp_path), contents(source)
-    with pytest.raises(UsageError, match="it is the input; give another output, or --force"):
+    with pytest.raises(UsageError, match="it is the input; give another output, or force=True"):
         model_io.stage(model_io.load(source), source, source=source)
     assert (listing(tmp_path), contents(source)) == before
     model = model_io.load(source)

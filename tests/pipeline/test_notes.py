@@ -21,12 +21,20 @@ def _notes(name: str, folder: Path, opset: int = 18, **options: object) -> list[
 
 
 def test_static_quantisation_and_onnx2torch_are_named(tmp_path: Path) -> None:
-    static, torch = _notes("pre-LN", tmp_path)
-    assert "quantize_static" in static
-    assert "--target ort" in static
-    assert "onnx2torch" in torch
+    (both,) = _notes("pre-LN", tmp_path)
+    assert "quantize_static use --norm-form op" in both
+    assert "onnx2torch --norm-form layer" in both
     (static,) = _notes("pre-LN", tmp_path, opset=17)
     assert "quantize_static" in static
+    assert "onnx2torch" not in static
+
+
+def test_norms_that_were_operators_before_are_no_news(tmp_path: Path) -> None:
+    """As those of models that were trained with RMSNorm: other tools take them as they did."""
+    assert _notes("pre-LN", tmp_path)
+    again = onnxfold.optimize(tmp_path / "out.onnx", tmp_path / "again.onnx", check=0).report
+    assert {row["kind"] for row in again["inspect"]["norms"]} == {"rms_norm"}
+    assert again["output"]["notes"] == []
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import onnxfold
-from onnxfold.report import printed
 from onnxfold.report.html import page
+from onnxfold.report.printed_result import print_result
 from onnxfold.runtime.session_graph import session_operators
 from tests.passes.affine.affine_graphs import graph
 
@@ -130,9 +130,9 @@ def test_two_counts_stand_in_every_report(tmp_path: Path) -> None:
     report: dict[str, Any] = onnxfold.optimize(path, tmp_path / "out.onnx").report
     assert "<dt>foldable, folded</dt><dd>1, 0</dd>" in page(report)
     console = Console(file=StringIO(), width=300)
-    printed.print_result(console, report, verbose=False)
+    print_result(console, report, verbose=False)
     told = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0 of 1 LayerNorm folds to RMSNorm, 1 more could and stays as it is" in told
+    assert "0 of 1 LayerNorm folds to RMSNorm, 1 could and stays as it is" in told
 
 
 def _session(path: Path) -> int:
@@ -162,7 +162,7 @@ def test_a_longer_session_is_told_with_its_price(tmp_path: Path) -> None:
 
 def _printed(report: dict[str, Any]) -> str:
     console = Console(file=StringIO(), width=400)
-    printed.print_result(console, report, verbose=False)
+    print_result(console, report, verbose=False)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

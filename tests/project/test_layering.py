@@ -16,6 +16,7 @@ _ROOT = Path(onnxfold.__file__).parent
 
 # A part may import what stands before it.
 _ORDER = (
+    "wording",
     "errors",
     "native",
     "refusal",

@@ -14,7 +14,8 @@ import onnxfold
 from onnxfold.check import ModelSource, OutputCheck, Verification
 from onnxfold.check.compare import verify
 from onnxfold.pipeline import LeftOut
-from onnxfold.report.printed import print_result, print_verification
+from onnxfold.report.printed import print_verification
+from onnxfold.report.printed_result import print_result
 from tests.builders import chain_model
 
 

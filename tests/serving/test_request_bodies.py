@@ -109,7 +109,7 @@ def test_sizes_in_headers_have_few_digits() -> None:
 def test_the_budget_holds_the_largest_request() -> None:
     model = NamedModel.parse(f"m={__file__}")
     assert ServeSettings(models=(model,)).most_buffered == 4 << 28
-    with pytest.raises(UsageError, match="--max-buffered 99 must not be less"):
+    with pytest.raises(UsageError, match="max_buffered=99 must not be less"):
         ServeSettings(models=(model,), max_request_bytes=100, max_buffered=99)
     settings = ServeSettings(models=(model,), max_request_bytes=100, max_buffered=100)
     assert settings.most_buffered == 100

@@ -80,7 +80,7 @@ def test_the_end_of_the_budget_is_no_fault_of_a_step(workshop: Workshop) -> None
         workshop.build(("slow",), _end(10.0))
     with pytest.raises(BudgetSpent):
         workshop.build(("script",), _end(-1.0))
-    with pytest.raises(StepFailed, match=r"more than 1 s \(--step-seconds\)"):
+    with pytest.raises(StepFailed, match=r"more than 1 s \(step_seconds=\)"):
         workshop.build(("slow",), _end(1000.0), ("other",))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from onnxfold.serving.host import metrics
+from onnxfold.serving.host.access_log import Answered
 from onnxfold.serving.request_bodies import (
     WINDOWS,
     BodyBudget,
@@ -50,21 +51,38 @@ class Intake:
         self._budget = budget
         self._stopping = False
         self._until = math.inf  # when what has come whole is no longer answered
+        self._whole_by = math.inf  # when what has not is refused
         self._coming: set[asyncio.Timeout] = set()
 
     def stop(self) -> None:
-        """Refuse the requests that have not come whole, now and from now on."""
+        """Refuse the requests that have not come whole soon, and close all connections."""
         self._stopping = True
         self._until = time.monotonic() + self._settings.grace_s
+        self._whole_by = asyncio.get_running_loop().time() + self._settings.linger_s
         for limit in self._coming:
-            limit.reschedule(asyncio.get_running_loop().time())
+            limit.reschedule(self._whole_by)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._budget.share() as share:
-            await self._answer(scope, receive, send, share)
+        answered = Answered(scope, self._last_of_connection(send))
+        try:
+            with self._budget.share() as share:
+                await self._answer(scope, receive, answered.send, share)
+        finally:
+            answered.log(quietly=scope["path"] in OPEN_PATHS)
+
+    def _last_of_connection(self, send: Send) -> Send:
+        """Say with each answer during a stop that the connection closes after it."""
+
+        async def sent(message: Message) -> None:
+            if self._stopping and message["type"] == "http.response.start":
+                others = [pair for pair in message["headers"] if pair[0] != b"connection"]
+                message = {**message, "headers": [*others, (b"connection", b"close")]}
+            await send(message)
+
+        return sent
 
     async def _answer(self, scope: Message, receive: Receive, send: Send, share: Share) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
@@ -163,7 +181,7 @@ class Intake:
 
     def _end(self, start: float, count: int) -> float:
         if self._stopping:
-            return start
+            return self._whole_by
         return start + self._settings.body_timeout_s + count / _BYTES_PER_S
 
 

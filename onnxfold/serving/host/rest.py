@@ -161,7 +161,9 @@ class Rest(RESTServer):
 def _guard(config: uvicorn.Config, asked: ServeSettings, budget: BodyBudget) -> Intake:
     """Put the limits, the token and TLS before an application."""
     config.app = intake = Intake(config.app, asked, budget)
-    config.http = partial(Connection, header_timeout_s=asked.header_timeout_s)
+    config.http = partial(
+        Connection, header_timeout_s=asked.header_timeout_s, linger_s=asked.linger_s
+    )
     if asked.tls is not None:
         config.ssl_certfile, config.ssl_keyfile = asked.tls
     return intake

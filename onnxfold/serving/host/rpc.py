@@ -28,6 +28,7 @@ from mlserver.types import (
 from onnxfold.serving.codec import raw_bytes
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host import extensions
+from onnxfold.serving.host.access_log import CallLog
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
 from onnxfold.serving.request_bodies import BodyBudget, RefusedError
@@ -202,7 +203,7 @@ class Rpc(GRPCServer):
         self._budget = budget
 
     async def start(self) -> None:
-        interceptors = [PromServerInterceptor(enable_handling_time_histogram=True)]
+        interceptors = [CallLog(), PromServerInterceptor(enable_handling_time_histogram=True)]
         if self._asked.token is not None:
             interceptors.append(_Token(self._asked.token))
         self._server = aio.server(

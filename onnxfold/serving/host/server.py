@@ -16,6 +16,7 @@ from mlserver.repository import ModelRepository
 
 from onnxfold import __version__
 from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.serving.host.access_log import LOG
 from onnxfold.serving.host.model import OnnxModel, Shared, model_settings
 from onnxfold.serving.host.rest import Metrics, Rest
 from onnxfold.serving.host.rpc import Rpc
@@ -30,11 +31,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 
 
-def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
+def run(settings: ServeSettings, *, log_level: int, started: Started) -> None:
     """Serve until SIGTERM or SIGINT; `started` hears of the models when all are ready.
 
     Raises UsageError for a port that is taken, and as loading does for a model that cannot be
-    served; requests that are under way when the signal comes are answered.
+    served; requests that are under way when the signal comes are answered.  Logs are written from
+    ``log_level`` on: refused requests are warnings, all others information.
     """
     for name, port in (
         ("--http-port", settings.http_port),
@@ -47,7 +49,7 @@ def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
     with plain_logs(), tempfile.TemporaryDirectory(prefix="onnxfold-serve-") as folder:
         shared = Shared(settings, Path(folder))
         try:
-            asyncio.run(_serve(shared, quiet=quiet, started=started))
+            asyncio.run(_serve(shared, log_level=log_level, started=started))
         finally:
             shared.executor.shutdown()
             shared.last_resort.cancel()
@@ -55,8 +57,8 @@ def run(settings: ServeSettings, *, quiet: bool, started: Started) -> None:
                 signal.signal(number, handler)
 
 
-async def _serve(shared: Shared, *, quiet: bool, started: Started) -> None:
-    server = _Server(shared, quiet=quiet)
+async def _serve(shared: Shared, *, log_level: int, started: Started) -> None:
+    server = _Server(shared, log_level=log_level)
     await server.run(started)
 
 
@@ -86,7 +88,7 @@ class _Handlers(ModelRepositoryHandlers):
 
 
 class _Server(MLServer):
-    def __init__(self, shared: Shared, *, quiet: bool) -> None:
+    def __init__(self, shared: Shared, *, log_level: int) -> None:
         self._shared = shared
         self._stopping = asyncio.Event()
         asked = shared.settings
@@ -105,7 +107,8 @@ class _Server(MLServer):
             )
         )
         for name in ("mlserver", "mlserver.rest", "mlserver.grpc"):
-            logging.getLogger(name).setLevel(logging.ERROR if quiet else logging.WARNING)
+            logging.getLogger(name).setLevel(max(log_level, logging.WARNING))
+        LOG.setLevel(log_level)
 
     def _create_servers(self) -> None:
         self._model_repository_handlers = _Handlers(

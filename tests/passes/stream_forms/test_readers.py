@@ -281,5 +281,5 @@ def test_another_last_row_on_the_way_back_fails_the_proof() -> None:
 
 @pytest.mark.parametrize("to", ["rms", "layer"])
 def test_readers_change_for_crms_alone(to: str) -> None:
-    with pytest.raises(onnxfold.UsageError, match="--change-readers is for --to crms"):
+    with pytest.raises(onnxfold.UsageError, match="change_readers=True is for to='crms'"):
         onnxfold.convert(CentredStream().model(), to=to, change_readers=True)

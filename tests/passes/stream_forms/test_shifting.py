@@ -102,7 +102,7 @@ def test_a_shift_that_differs_within_a_set_is_no_shift() -> None:
 
 
 def test_a_shift_is_for_layer_norms_alone() -> None:
-    with pytest.raises(onnxfold.UsageError, match="--to layer"):
+    with pytest.raises(onnxfold.UsageError, match="to='layer'"):
         onnxfold.convert(pre_norm_model(), to="rms", shift=1)
     with pytest.raises(onnxfold.UsageError, match="0 or more"):
         onnxfold.convert(pre_norm_model(), to="layer", shift=-1)

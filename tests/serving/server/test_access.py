@@ -137,16 +137,16 @@ def test_a_token_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "token"
     for text in ("", "two words", "two\nlines", "é"):
         path.write_text(text)
-        with pytest.raises(UsageError, match=r"--token-file .*(one line|ascii)"):
+        with pytest.raises(UsageError, match=r"token_file=.*(one line|ascii)"):
             read_token(path)
-    with pytest.raises(UsageError, match=r"--token-file .*No such file"):
+    with pytest.raises(UsageError, match=r"token_file=.*No such file"):
         read_token(tmp_path / "missing")
 
 
 def test_a_certificate_needs_its_key(tmp_path: Path, files: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="must be given together"):
         tls_files(files["cert"], None)
-    with pytest.raises(UsageError, match="--tls-cert"):
+    with pytest.raises(UsageError, match="tls_cert="):
         tls_files(files["cert"], files["cert"])
-    with pytest.raises(UsageError, match="--tls-cert"):
+    with pytest.raises(UsageError, match="tls_cert="):
         tls_files(tmp_path / "missing", files["key"])

@@ -188,7 +188,7 @@ def test_a_failed_optimization_names_the_remedy(tmp_path: Path) -> None:
     model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]))
     onnx.save(model, path)
     with (
-        pytest.raises(UsageError, match=r"'s' has strings.*--no-optimize"),
+        pytest.raises(UsageError, match=r"'s' has strings.*optimize=False"),
         served_file(path, tmp_path, optimize=True),
     ):
         pass
@@ -212,8 +212,8 @@ def test_models_are_named(tmp_path: Path) -> None:
         ({"grpc_port": 8080}, "must differ"),
         ({"max_batch": 0}, "at least 1"),
         ({"workers": 0}, "at least 1"),
-        ({"workers": 100_000}, "--workers must be .* or less on this machine"),
-        ({"threads": 100_000}, "--threads must be .* or less on this machine"),
+        ({"workers": 100_000}, "workers= must be .* or less on this machine"),
+        ({"threads": 100_000}, "threads= must be .* or less on this machine"),
         ({"batch_delay_ms": -1.0}, "from 0"),
         ({"models": ()}, "at least one model"),
         ({"models": (NamedModel("a", Path("x")), NamedModel("a", Path("y")))}, "both named 'a'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,6 +155,54 @@ def test_a_stop_answers_what_is_under_way(folder: Path) -> None:
             assert server.stop() == 0
         assert not callers.failures
         assert callers.answered == len(KINDS)
+
+
+_INPUT = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [3.0] * 4}
+
+
+def _asks_until_closed(server: Server, failures: list[str], answers: list[int]) -> None:
+    """Ask on one kept connection until an answer says that it closes, as a client should."""
+    body = json.dumps({"inputs": [_INPUT]})
+    connection = http.client.HTTPConnection(server.http, timeout=120)
+    try:
+        while True:
+            connection.request("POST", "/v2/models/scaled/infer", body)
+            answer = connection.getresponse()
+            said = answer.read()
+            answers.append(answer.status)
+            if answer.status != 200 and b"the server is stopping" not in said:
+                failures.append(f"{answer.status}: {said!r}")
+            if answer.getheader("connection") == "close":
+                return
+    except (OSError, http.client.HTTPException) as error:
+        failures.append(f"after {len(answers)} answers: {type(error).__name__}: {error}")
+    finally:
+        connection.close()
+
+
+def test_a_stop_answers_every_request_of_kept_connections(folder: Path) -> None:
+    failures: list[str] = []
+    answers: list[int] = []
+    with serving(folder, folder / "scaled.onnx", "--no-optimize") as server:
+        idle = socket.create_connection(tuple(server.http.split(":")), timeout=120)
+        threads = [
+            threading.Thread(target=_asks_until_closed, args=(server, failures, answers))
+            for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        while len(answers) < 100 and not failures:
+            time.sleep(0.01)
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join(timeout=120)
+        assert idle.recv(100) == b""  # closed, not reset
+        idle.close()
+        log = server.log.read_text()
+    assert not failures
+    assert answers.count(200) >= 100
+    assert "Traceback" not in log
+    assert "Cancel" not in log
 
 
 def test_what_the_grace_period_does_not_see_end_is_told_so(folder: Path) -> None:

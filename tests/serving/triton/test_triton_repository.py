@@ -97,7 +97,7 @@ def test_a_new_version_stands_beside_the_old_one(model: Path) -> None:
 def test_a_version_that_is_there_stays_unless_forced(model: Path) -> None:
     folder = published(model).folder
     (folder / "1" / "model.onnx").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"version 1 of 'net' .* --force"):
+    with pytest.raises(UsageError, match=r"version 1 of 'net' .* force=True"):
         published(model)
     assert (folder / "1" / "model.onnx").stat().st_size == 0
     published(model, force=True)
@@ -147,7 +147,7 @@ def test_an_edited_config_is_not_replaced_unasked(model: Path) -> None:
     config = published(model).folder / "config.pbtxt"
     edited = config.read_text() + "version_policy { all { } }\n"
     config.write_text(edited)
-    with pytest.raises(UsageError, match="--keep-config keeps it"):
+    with pytest.raises(UsageError, match="keep_config=True keeps it"):
         published(model, version=2)
     assert not (config.parent / "2").exists()
     published(model, version=2, keep_config=True)
@@ -263,9 +263,7 @@ MIXED = {
 def test_rows_that_do_not_stay_apart_are_not_joined(tmp_path: Path, text: str, says: str) -> None:
     source = f'<ir_version: 8, opset_import: ["" : 17]> g {text}'
     onnx.save(onnx.parser.parse_model(source), tmp_path / "net.onnx")
-    with pytest.raises(
-        UsageError, match=f"--max-batch 4: the model cannot batch requests: .*{says}"
-    ):
+    with pytest.raises(UsageError, match=f"max_batch=4: the model cannot batch requests: .*{says}"):
         published(tmp_path / "net.onnx", max_batch=4)
     assert published(tmp_path / "net.onnx").report["triton"]["batches_not_tried"] is None
 

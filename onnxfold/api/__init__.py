@@ -1,0 +1,17 @@
+"""The Python interface: a function for each command, for every kind of model that it takes."""
+
+from onnxfold.api.comparing import bench, verify
+from onnxfold.api.looking import diff, inspect, measure
+from onnxfold.api.rewriting import convert, optimize
+from onnxfold.api.searching import tune
+
+__all__ = [
+    "bench",
+    "convert",
+    "diff",
+    "inspect",
+    "measure",
+    "optimize",
+    "tune",
+    "verify",
+]

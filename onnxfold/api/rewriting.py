@@ -1,0 +1,284 @@
+"""Functions that rewrite a model: optimize and convert."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold import model_io
+from onnxfold.api.known_names import suggesting
+from onnxfold.errors import UsageError
+from onnxfold.model_io.sources import open_source
+from onnxfold.options import (
+    DEFAULT_NOISE_LIMIT,
+    DEFAULT_RANGE_LIMIT,
+    DEFAULT_SPLIT_BYTES,
+    Conversion,
+    Defer,
+    Device,
+    Folding,
+    FuseAffine,
+    GivenInputs,
+    Options,
+    Target,
+    WrittenForm,
+    conversion_named,
+    fuse_affine_named,
+    member,
+    target_named,
+)
+from onnxfold.pipeline.error_context import error_context
+from onnxfold.pipeline import Result, run
+from onnxfold.pipeline.stage_timer import Stages, StageTimer
+
+_CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
+_SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
+
+
+@suggesting
+def optimize(  # noqa: PLR0913  # each is an option of the command line
+    model: Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    target: Target | str = Target.ONNX,
+    device: Device | str = Device.CPU,
+    fold: Folding | str = Folding.AUTO,
+    norm_form: WrittenForm | str = WrittenForm.AUTO,
+    allow_split: int = DEFAULT_SPLIT_BYTES,
+    exclude: str | None = None,
+    check: int | None = 2,
+    noise_limit: float = DEFAULT_NOISE_LIMIT,
+    rtol: float | None = None,
+    atol: float | None = None,
+    inputs: GivenInputs = (),
+    seed: int = 0,
+    providers: Sequence[str] = (),
+    memory: float | None = None,
+    save_as_external_data: bool | None = None,
+    share_weights: bool = False,
+    strip_metadata: bool = False,
+    fuse_residual: bool = True,
+    fuse_affine: FuseAffine | str | bool = FuseAffine.AUTO,
+    defer: Defer | str = Defer.OFF,
+    defer_means: bool = False,
+    range_limit: float = DEFAULT_RANGE_LIMIT,
+    dry_run: bool = False,
+    force: bool = False,
+    fail_if_unchanged: bool = False,
+    progress: Stages | None = None,
+) -> Result:
+    """Fold every LayerNorm that can exactly become an RMSNorm, prove and verify the result.
+
+    ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model, a torch.onnx.ONNXProgram or an
+    onnx_graphsurgeon.Graph.  Without ``output`` the result's ``model`` is of the same kind, and an
+    onnx.ModelProto for a path; with it, the path that was written.  The other arguments are the
+    fields of :class:`Options` and the options of the command; ``inputs`` also takes an array or a
+    shape for each input by name, ``{"ids": array, "mask": (1, 128)}``.
+
+    Raises VerificationError when the result does not compute the same function (then nothing is
+    written), UsageError for options that make no sense, ModelError when the model cannot be read
+    or written.
+    """
+    chosen = _chosen(
+        target=target,
+        device=device,
+        fold=fold,
+        norm_form=norm_form,
+        allow_split=allow_split,
+        exclude=exclude,
+        check=check,
+        noise_limit=noise_limit,
+        rtol=rtol,
+        atol=atol,
+        inputs=inputs,
+        seed=seed,
+        providers=tuple(providers),
+        memory=memory,
+        save_as_external_data=save_as_external_data,
+        share_weights=share_weights,
+        strip_metadata=strip_metadata,
+        fuse_residual=fuse_residual,
+        fuse_affine=fuse_affine,
+        defer=defer,
+        defer_means=defer_means,
+        range_limit=range_limit,
+        dry_run=dry_run,
+        force=force,
+        fail_if_unchanged=fail_if_unchanged,
+    )
+    return _run(model, output, chosen, progress)
+
+
+@suggesting
+def convert(  # noqa: PLR0913  # each is an option of the command line
+    model: Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    to: Conversion | str,
+    shift: int | None = None,
+    multiple_of: int = 1,
+    change_readers: bool = False,
+    norm_form: WrittenForm | str = WrittenForm.AUTO,
+    target: Target | str = Target.ONNX,
+    device: Device | str = Device.CPU,
+    fold: Folding | str = Folding.AUTO,
+    allow_split: int = DEFAULT_SPLIT_BYTES,
+    exclude: str | None = None,
+    check: int | None = 2,
+    noise_limit: float = DEFAULT_NOISE_LIMIT,
+    rtol: float | None = None,
+    atol: float | None = None,
+    inputs: GivenInputs = (),
+    seed: int = 0,
+    providers: Sequence[str] = (),
+    memory: float | None = None,
+    save_as_external_data: bool | None = None,
+    share_weights: bool = False,
+    strip_metadata: bool = False,
+    dry_run: bool = False,
+    force: bool = False,
+    fail_if_unchanged: bool = False,
+    progress: Stages | None = None,
+) -> Result:
+    """Give the norms of a model another form and change nothing else; prove and verify the result.
+
+    RMS: x = A u + b with mean 0 has RMS(x) = LN(x), so weights before LayerNorms are centred.
+    CRMS: such a stream is stored without its last channel, x = E v, and its norms are CRMSNorms of
+    v, which give all channels of x; scales before them move into the linear layers first.  Streams
+    of d channels stay where ``multiple_of`` does not divide d - 1: padding would give d again.
+    With ``change_readers`` norms give d - 1 channels where only linear layers read them, which take
+    gamma, beta and A - 1 a', a the last row of A, without that row.
+    LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift`` seeds
+    arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
+    (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
+
+    The other arguments are those of :func:`optimize` that move no gamma, beta or scale;
+    ``norm_form`` is how RMS is written.  Raises what :func:`optimize` raises, UsageError for
+    ``shift`` with another form than LAYER, ``norm_form`` with another than RMS and ``multiple_of``
+    or ``change_readers`` with another than CRMS.
+    """
+    wanted = conversion_named(to)
+    _check_conversion(wanted, shift, multiple_of, change_readers)
+    chosen = _chosen(
+        convert_to=wanted,
+        shift=shift,
+        multiple_of=multiple_of,
+        change_readers=change_readers,
+        fuse_affine=wanted is Conversion.CRMS,
+        fuse_residual=False,
+        norm_form=norm_form,
+        target=target,
+        device=device,
+        fold=fold,
+        allow_split=allow_split,
+        exclude=exclude,
+        check=check,
+        noise_limit=noise_limit,
+        rtol=rtol,
+        atol=atol,
+        inputs=inputs,
+        seed=seed,
+        providers=tuple(providers),
+        memory=memory,
+        save_as_external_data=save_as_external_data,
+        share_weights=share_weights,
+        strip_metadata=strip_metadata,
+        dry_run=dry_run,
+        force=force,
+        fail_if_unchanged=fail_if_unchanged,
+    )
+    form = chosen.norm_form
+    spells = wanted is Conversion.RMS and form is not WrittenForm.LAYER
+    if form is not WrittenForm.AUTO and not spells:
+        raise UsageError(f"--norm-form {form} is not for --to {wanted}, which writes no such norm")
+    return _run(model, output, chosen, progress)
+
+
+def _check_conversion(
+    wanted: Conversion, shift: int | None, multiple_of: int, change_readers: bool
+) -> None:
+    """Raise UsageError for options that are not for a form of the norms."""
+    if shift is not None and wanted is not Conversion.LAYER:
+        raise UsageError(f"--shift is for --to layer: a norm that is {wanted} would see it")
+    if shift is not None and shift < 0:
+        raise UsageError(f"--shift takes a seed of 0 or more, not {shift}")
+    if multiple_of < 1:
+        raise UsageError(f"--multiple-of takes a number of 1 or more, not {multiple_of}")
+    if multiple_of > 1 and wanted is not Conversion.CRMS:
+        raise UsageError(f"--multiple-of is for --to crms: {wanted} leaves every channel")
+    if change_readers and wanted is not Conversion.CRMS:
+        raise UsageError(f"--change-readers is for --to crms: {wanted} leaves every channel")
+
+
+def _chosen(
+    *, target: Target | str, fuse_affine: FuseAffine | str | bool, **options: Any
+) -> Options:
+    """Return the options with names read; raises UsageError for what makes no sense together."""
+    named = {
+        name: member(kind, options[name], f"{name} '{options[name]}'")
+        for name, kind in _CHOICES.items()
+        if name in options
+    }
+    inputs = options["inputs"]
+    if isinstance(inputs, Mapping):
+        options["inputs"] = dict(inputs)
+    chosen = Options(
+        target=target_named(target),
+        fuse_affine=fuse_affine_named(fuse_affine),
+        **{**options, **named},
+    )
+    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+        raise UsageError("--device cuda is for --target ort; the other files suit every device")
+    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
+        raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
+    return chosen
+
+
+def _run(
+    model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
+) -> Result:
+    """Load a model, run the passes that are chosen, give the result back or write it."""
+    _check_late_options(chosen)
+    timer = StageTimer(progress)
+    if output is not None and not chosen.dry_run:
+        source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        model_io.check_format(output)
+        model_io.check_destination(output, source=source_path, force=chosen.force)
+        model_io.check_replaceable(output, source=source_path, force=chosen.force)
+    with timer.stage("load"):
+        source = open_source(model)
+        if output is not None and not chosen.dry_run:
+            model_io.read_ahead(source.model)
+    if source.path is not None and output is None and not chosen.dry_run:
+        model_io.check_embeddable(source.model)  # it is given back in memory
+    if chosen.share_weights and output is not None:
+        if chosen.save_as_external_data is False:
+            raise UsageError("shared weights are external data, which the model must not have")
+        model_io.check_sharing(source.model, source.path, output)
+    # Weights may hold inf and NaN; what comes of them is compared with the original.
+    with np.errstate(all="ignore"), error_context(source):
+        _check_given_inputs(source.model, chosen)
+        return run(source, output, chosen, timer)
+
+
+def _check_given_inputs(model: ir.Model, chosen: Options) -> None:
+    """Raise UsageError, before the work, for inputs that the model does not have, or not so."""
+    if chosen.inputs:
+        from onnxfold.inputs import InputSpec, check_inputs
+
+        check_inputs(model, InputSpec.of(chosen.inputs))
+
+
+def _check_late_options(chosen: Options) -> None:
+    """Raise UsageError, before the work, for what is not used until the check."""
+    if chosen.inputs:
+        from onnxfold.inputs import InputSpec
+
+        InputSpec.of(chosen.inputs)
+    if chosen.providers:
+        from onnxfold.check.runners import OnnxRuntime
+
+        OnnxRuntime.of(chosen.providers)

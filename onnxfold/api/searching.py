@@ -1,0 +1,77 @@
+"""tune: chains of tools, of which the fastest right one is kept."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxfold.api.known_names import suggesting
+from onnxfold.options import Device, GivenInputs
+
+if TYPE_CHECKING:
+    from onnxfold.check.error_metrics import Metric
+    from onnxfold.tuning.options import TargetPrecision
+    from onnxfold.tuning.search import Listener
+    from onnxfold.tuning.tune_result import TuneResult
+
+
+@suggesting
+def tune(  # noqa: PLR0913  # each is an option of the command line
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    device: Device | str = Device.CPU,
+    threads: int = 1,
+    precision: "Sequence[TargetPrecision | str] | TargetPrecision | str" = "fp32",
+    inputs: GivenInputs = (),
+    data: str | os.PathLike[str] | None = None,
+    samples: int = 2,
+    seed: int = 0,
+    budget: float = 600.0,
+    step_seconds: float = 300.0,
+    memory: float | None = None,
+    metric: "Metric | str | None" = None,
+    max_error: float | None = None,
+    kernels: bool = True,
+    chains: Sequence[str] = (),
+    model_type: str | None = None,
+    num_heads: int | None = None,
+    hidden_size: int | None = None,
+    jobs: int = 1,
+    keep_candidates: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: "Listener | None" = None,
+) -> "TuneResult":
+    """Try chains of tools, check each result against a float64 run, and write the fastest.
+
+    The options are the fields of :class:`onnxfold.tuning.options.TuneOptions`, and ``precision``:
+    "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget; several may be
+    given.  Raises VerificationError where nothing of what was asked for is right (then nothing is
+    written, and its ``result`` has every candidate), UsageError for options that make no sense,
+    ModelError for a model that no session takes.
+    """
+    from onnxfold.tuning import tuner as tuning
+    from onnxfold.tuning.options import tune_options
+
+    chosen = tune_options(
+        device=device,
+        threads=threads,
+        precision=precision,
+        inputs=inputs,
+        data=data,
+        samples=samples,
+        seed=seed,
+        budget=budget,
+        step_seconds=step_seconds,
+        memory=memory,
+        metric=metric,
+        max_error=max_error,
+        kernels=kernels,
+        chains=chains,
+        model_type=model_type,
+        num_heads=num_heads,
+        hidden_size=hidden_size,
+        jobs=jobs,
+        keep_candidates=keep_candidates,
+        force=force,
+    )
+    return tuning.tune(model, output, chosen, progress)

@@ -1,0 +1,45 @@
+"""What ``inspect`` returns: the document for machines, which shows itself as a table."""
+
+import io
+import shutil
+from html import escape
+from typing import Any
+
+from onnxfold.report.plain import plain
+from onnxfold.wording import worded
+
+
+class Inspection(dict[str, Any]):
+    """What every norm of a model is, and whether it folds; printed, it is a table.
+
+    The fields are those of ``onnxfold inspect --json``, also as a plain dictionary: ``to_dict()``.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document, which JSON can hold."""
+        return dict(self)
+
+    def __repr__(self) -> str:
+        """Return the table of norms, as wide as the terminal, and what becomes of them."""
+        from rich.console import Console
+
+        from onnxfold.report.printed import print_norms
+
+        text = io.StringIO()
+        width = shutil.get_terminal_size().columns
+        print_norms(Console(file=text, width=width, markup=False, emoji=False), plain(self))
+        return worded(text.getvalue().rstrip())
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        from onnxfold.report.printed import NORM_HEADINGS, norm_lines, norm_rows
+
+        document = plain(self)
+        heads = "".join(f"<th>{escape(heading)}</th>" for heading in NORM_HEADINGS)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+            for *cells, _ in norm_rows(document, full=False)
+        )
+        told = norm_lines(document) if document["norms"] else ["no norms"]
+        lines = "".join(f"<p>{escape(worded(line))}</p>" for line in told)
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{lines}"

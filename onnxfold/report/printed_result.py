@@ -1,0 +1,193 @@
+"""What `optimize` and `convert` say in the end: gains, what stays, the proof, the file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxfold.report import cautions, sentences
+from onnxfold.report.before_after import refusal_notes
+from onnxfold.report.printed import (
+    check_limits,
+    checked,
+    print_figures,
+    print_norm_table,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_LINES = 15  # of a terminal, that all of it takes
+_MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 4
+_LINES_OF_A_REASON = 2
+_NAME = 28  # characters of a name in a reason
+_CAUTION, _TOTAL = "yellow", "bold"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of text; one that is ``whole`` is never cut in two, for it is to be copied.
+
+    What is ``spare`` is left out where there is no room.
+    """
+
+    text: str
+    style: str = ""
+    whole: bool = False
+    spare: bool = False
+
+    def height(self, console: Console) -> int:
+        """Return how many lines of a terminal it takes."""
+        from rich.text import Text
+
+        if self.whole:
+            return -(-len(self.text) // console.width)
+        return len(Text(self.text).wrap(console, console.width))
+
+
+def print_result(
+    console: Console, report: Mapping[str, Any], *, verbose: bool, source: Path | None = None
+) -> None:
+    """Print what a command did: gains, what stays, the proof and the check, the file, what next.
+
+    ``source``: the file that was optimized.  All norms, reasons and numbers: ``verbose``.
+    """
+    first, last = list(_gains(report)), list(_rest(report, source))
+    reasons = [_Line(reason) for reason in sentences.reasons(report["inspect"])]
+    if verbose:
+        print_norm_table(console, report["inspect"], full=True)
+    else:
+        room = _LINES - sum(line.height(console) for line in first)
+        wanted = min(_LEAST_OF_REASONS, sum(line.height(console) for line in reasons))
+        last = _without_spare(console, last, room - wanted)
+        room -= sum(line.height(console) for line in last)
+        reasons = _fitting(console, reasons, min(room, _MOST_OF_REASONS))
+    for line in (*first, *reasons):
+        _print(console, line)
+    if verbose and report.get("before_after") is not None:
+        price = sentences.priced(report)
+        print_figures(console, report["before_after"], every=True, price=price)
+    for line in last:
+        _print(console, line)
+    if verbose:
+        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
+        _print(console, _Line(f"seconds: {spent}"))
+
+
+def _without_spare(console: Console, lines: Sequence[_Line], room: int) -> list[_Line]:
+    """Leave out what can be, from the end, until there is room for the rest."""
+    kept = list(lines)
+    for line in reversed([line for line in lines if line.spare]):
+        if sum(each.height(console) for each in kept) > room:
+            kept.remove(line)
+    return kept
+
+
+def _print(console: Console, line: _Line) -> None:
+    from rich.text import Text
+
+    console.print(Text(line.text), style=line.style, soft_wrap=line.whole)
+
+
+def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
+    """Yield what became of the norms, and what they and a session do less."""
+    inspect = report["inspect"]
+    yield _Line(sentences.totals(inspect["summary"]) if inspect["norms"] else "no norms", _TOTAL)
+    counted = report.get("before_after")
+    if counted is not None:
+        lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
+        yield from (_Line(line) for line in lines if line is not None)
+        yield from map(_Line, refusal_notes(counted))
+
+
+def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:
+    """Return as many reasons as there is room for, the first ones in full, the others by code."""
+    brief = [_Line(_brief(console, reason.text)) for reason in reasons]
+    for number in range(len(brief), 0, -1):
+        lines = [*brief[:number], *_by_code(reasons[number:])]
+        if sum(line.height(console) for line in lines) <= room:
+            return lines
+    return _by_code(reasons)
+
+
+def _by_code(reasons: Sequence[_Line]) -> list[_Line]:
+    if not reasons:
+        return []
+    codes = "; ".join(sentences.without_sentence(reason.text) for reason in reasons)
+    return [_Line(f"also: {codes} (onnxfold inspect)")]
+
+
+def _brief(console: Console, reason: str) -> str:
+    """Return a reason that fits few lines of a terminal: names lose their middle, then its end."""
+    room = _LINES_OF_A_REASON * console.width
+    if len(reason) <= room:
+        return reason
+    words = shortened(reason, _NAME).split(" ")
+    while len(" ".join(words)) > room - console.width // 4:
+        del words[-1]
+    text = " ".join(words)
+    clause = max(text.rfind("; "), text.rfind(", "))
+    return text[:clause] if clause > len(text) // 2 else f"{text} …"
+
+
+def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
+    """Yield what else must be told, the evidence, and where the file is."""
+    inspect = report["inspect"]
+    told = (*cautions.of_norms(inspect), *cautions.of_plan(report))
+    yield from (_Line(caution, _CAUTION) for caution in told)
+    notes = [f"note: {refusal['sentence']}" for refusal in inspect.get("unsplit", ())]
+    believed = sentences.claimed(inspect)
+    for remark in (*notes, *sentences.remarks(inspect)):
+        yield _Line(remark, spare=remark == believed)
+    yield from _evidence(report)
+    if "output" in report:
+        yield from _output(report, source)
+    if report.get("before_after") is not None:
+        yield _Line(sentences.file_nodes(report["before_after"]))
+
+
+def _evidence(report: Mapping[str, Any]) -> Iterator[_Line]:
+    """Yield what was proved and what was compared."""
+    if "proof" in report:
+        yield _Line(sentences.proved(report["proof"]))
+    verification = report.get("verification", {})
+    if "outputs" in verification:
+        yield _Line(f"checked: {checked(verification)}")
+        yield from map(_Line, check_limits(verification))
+        yield from (_Line(caution, _CAUTION) for caution in cautions.of_check(verification))
+    elif "proof" in report:
+        yield _Line("not run: the result is proved, and was not compared (--check 0)")
+    elif report.get("changed"):
+        yield _Line("neither proved nor run (--no-check)")
+
+
+def _output(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
+    """Yield where the file is, what it asks for, and how to measure what it gains."""
+    written = report["output"]
+    unchanged = "" if report["changed"] else ", unchanged"
+    path = f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes{unchanged}"
+    yield _Line(path, whole=True)
+    if report["inspect"]["norms"] and report["changed"]:
+        if written.get("advice"):
+            yield _Line(written["advice"])
+        yield from (_Line(f"note: {note}", spare=True) for note in written.get("notes", ()))
+    if report["changed"] and source is not None:
+        command = shlex.join(["onnxfold", "bench", str(source), written["path"]])
+        yield _Line(f"next: {command}", whole=True)
+
+
+def _beside(written: Mapping[str, Any]) -> str:
+    """Name the data files of a written model: one by its path, several by their number."""
+    files, shared = written.get("data_files", ()), written.get("shared_data", ())
+    beside = ""
+    if written["data"]:
+        beside = f" and {written['data']}"
+        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
+    if shared:
+        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        beside += f", which needs {shared[0]}{others} beside it"
+    return beside

@@ -1,0 +1,59 @@
+"""Weights that a model holds more than once, which other tools store once."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from onnxfold.graph.equality import same_tensor
+from onnxfold.graph.traversal import all_graphs
+
+_Named: TypeAlias = tuple[str, ir.TensorProtocol]
+
+LEAST_SHARE = 0.02  # of all weights, that the copies take
+_SMALLEST = 0.001  # of all weights, that one takes which is looked at
+_COMPARED = 64  # elements at the start of a weight, which differ in nearly all that are not equal
+
+
+def stored_twice(model: ir.Model) -> list[dict[str, Any]]:
+    """Return the weights that hold equal numbers, the most bytes first: their names and sizes.
+
+    ``share`` is the part of all weights that the copies are, at least :data:`LEAST_SHARE`.
+    """
+    tensors: dict[object, _Named] = {}
+    for graph in all_graphs(model):
+        for name, value in graph.initializers.items():
+            if value.const_value is not None and value.const_value.dtype is not ir.DataType.STRING:
+                tensors.setdefault(_place(value.const_value), (name, value.const_value))
+    total = sum(tensor.nbytes for _, tensor in tensors.values())
+    large = [named for named in tensors.values() if named[1].nbytes > _SMALLEST * total]
+    found = []
+    for group in _equal(large):
+        nbytes = group[0][1].nbytes
+        share = (len(group) - 1) * nbytes / total
+        if share > LEAST_SHARE:
+            names = [name for name, _ in group]
+            found.append({"weights": names, "bytes": nbytes, "share": round(share, 4)})
+    return sorted(found, key=lambda row: -row["share"])
+
+
+def _place(tensor: ir.TensorProtocol) -> object:
+    """Return where a tensor is stored; two that are stored at one place are stored once."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return (tensor.path, tensor.offset)
+    return id(tensor)
+
+
+def _equal(tensors: Iterable[_Named]) -> Iterator[list[_Named]]:
+    """Yield the tensors of equal numbers, where there are several."""
+    alike: dict[object, list[list[_Named]]] = {}
+    for name, tensor in tensors:
+        start = tensor.numpy().reshape(-1)[:_COMPARED].tobytes()
+        groups = alike.setdefault((tensor.dtype, tuple(tensor.shape.numpy()), start), [])
+        same = next((group for group in groups if same_tensor(group[0][1], tensor)), None)
+        if same is None:
+            groups.append([(name, tensor)])
+        else:
+            same.append((name, tensor))
+    for groups in alike.values():
+        yield from (group for group in groups if len(group) > 1)
