@@ -48,4 +48,8 @@ def test_the_site_builds_with_strict_links(tmp_path: Path) -> None:
         assert f'id="{name}"' in reference
     home = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "extra.css" in home
-    assert home.index("figures/gains.svg") < home.index('id="install"') < home.index("five-minutes")
+    assert (
+        home.index("figures/gains.svg")
+        < home.index('id="install"')
+        < home.index('id="five-minutes"')
+    )
