@@ -48,7 +48,7 @@ def pages() -> dict[Path, str]:
         docs / "refusals.md": refusals(),
         theory: with_deferral(theory.read_text(encoding="utf-8")),
         verify: with_budgets(verify.read_text(encoding="utf-8")),
-        readme: with_tables(readme.read_text(encoding="utf-8"), rows, timed),
+        readme: with_tables(readme.read_text(encoding="utf-8"), rows),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pages.chains import best, every
 from pages.tables import Row, between, read_rows, table
 
-__all__ = ["with_budgets", "with_chains", "with_deferral", "with_tables"]
+__all__ = ["gains", "with_budgets", "with_chains", "with_deferral", "with_tables"]
 
 _BEGIN, _END = "<!-- recipes: written by docs/generate.py -->\n", "<!-- end of recipes -->"
 _BEGIN_COUNTS, _END_COUNTS = (
@@ -19,15 +19,14 @@ _BEGIN_DEFER, _END_DEFER = (
     "<!-- end of deferral times -->",
 )
 _BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-- end of forms -->"
-_BEGIN_GAINS, _END_GAINS = "<!-- gains: written by docs/generate.py -->\n", "<!-- end of gains -->"
 _BEGIN_BUDGETS = "<!-- budgets: written by docs/generate.py -->\n"
 _END_BUDGETS = "<!-- end of budgets -->"
 _BEGIN_BEST = "<!-- fewest nodes: written by docs/generate.py -->\n"
 _END_BEST = "<!-- end of fewest nodes -->"
 _BEGIN_CHAINS = "<!-- chains: written by docs/generate.py -->\n"
 _END_CHAINS = "<!-- end of chains -->"
-# Subject, axis and size of the rows of models.csv that README shows.
-_README_GAINS = (
+# Subject, axis and size of the rows of models.csv that the page of benchmarks shows.
+_GAINS = (
     ("minilm", "sequence", "128"),
     ("minilm-int8", "sequence", "128"),
     ("bert-base", "sequence", "128"),
@@ -38,10 +37,9 @@ _README_GAINS = (
 _README_RECIPES = "gpt2 vit-b16 clip-text whisper-tiny-encoder bert-base swin-t convnext-t".split()
 
 
-def with_tables(readme: str, rows: Sequence[Row], timed: Sequence[Row]) -> str:
+def with_tables(readme: str, rows: Sequence[Row]) -> str:
     """Replace what is generated in README.md."""
-    with_gains = between(readme, _BEGIN_GAINS, _END_GAINS, _gains(timed, rows))
-    return between(with_gains, _BEGIN, _END, _folds(rows))
+    return between(readme, _BEGIN, _END, _folds(rows))
 
 
 def with_deferral(theory: str) -> str:
@@ -152,26 +150,27 @@ def _machine(row: Row) -> str:
     return row["device"].partition(",")[0] or "CPU"
 
 
-def _gains(timed: Sequence[Row], rows: Sequence[Row]) -> str:
+def gains() -> str:
     """What ONNX Runtime gains on a CPU, from the last rows of each subject, and by what.
 
     The fold and Gelu: what our file gains beyond a session that is told to leave skip norms apart.
     """
+    timed, recipes = read_rows("models.csv"), read_rows("recipes.csv")
     last = {(row["subject"], row["axis"], row["size"], row["method"]): row for row in timed}
-    counted = {row["recipe"]: row for row in rows}
+    counted = {row["recipe"]: row for row in recipes}
     lines = []
-    for subject in _README_GAINS:
+    for subject in _GAINS:
         apart, ort, kernels = (
             last[(*subject, method)] for method in ("no SkipLN fusion", "target ort", "onnxfold")
         )
         name, axis, size = subject
         norms = counted[name.removesuffix("-int8")]
         alone = float(ort["to_stock"]) / float(apart["to_stock"])
-        gains = (f"{float(row['to_stock']):.2f} ({_range(row)})" for row in (ort, kernels))
+        both = (f"{float(row['to_stock']):.2f} ({_range(row)})" for row in (ort, kernels))
         folds = f"{norms['foldable']} of {norms['layer_norms']}"
         parts = (f"{float(apart['to_stock']):.2f}", f"{alone:.2f}")
-        lines.append((f"{name}, {axis} {size}", folds, *parts, *gains))
-    headings = ("model", "norms fold", "skip norms apart", "fold and Gelu", "both: `--target ort`",
+        lines.append((f"{name}, {axis} {size}", folds, *parts, *both))
+    headings = ("model", "norms fold", "one setting", "fold and Gelu", "both: `--target ort`",
                 "with the kernels")  # fmt: skip
     return table(headings, lines)
 
@@ -183,16 +182,5 @@ def _range(row: Row) -> str:
 def _folds(rows: Sequence[Row]) -> str:
     """What folds in the recipes that README shows."""
     shown = [row for name in _README_RECIPES for row in rows if row["recipe"] == name]
-    return table(
-        ("model", "LayerNorms", "fold", "inserted centrings", "with `--allow-split`"),
-        [
-            (
-                row["recipe"],
-                row["layer_norms"],
-                row["foldable"],
-                row["inserted_centerings"],
-                f"{row['split_foldable']}, {row['split_insertions']} inserted",
-            )
-            for row in shown
-        ],
-    )
+    lines = [(row["recipe"], row["layer_norms"], row["foldable"]) for row in shown]
+    return table(("model", "LayerNorms", "fold"), lines)

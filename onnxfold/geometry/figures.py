@@ -5,9 +5,11 @@ arXiv 2409.12951, figures 3 and 6 (angles to 1 before and after each norm), 7 to
 vectors), 4 and 14 to 37 (over the steps of training).
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 Norms = Sequence[Mapping[str, Any]]
@@ -18,32 +20,73 @@ _SIDES = (("before", _BEFORE), ("after", _AFTER))
 # Of models or norms that stand side by side; they differ in lightness too.
 _COLOURS = (_BEFORE, _AFTER, _RANDOM_B, "#b0449c", "#c9a227", "#7a5cd0", "#c0392b", "#2aa5a0")
 
+_ANGLE = "angle, degrees"
+_MOST_NAMES, _LONGEST = 32, 22  # names along the width of a figure, and characters of each
+_DECADE, _LABELLED = 10, (2, 5)  # marks of a logarithmic scale beside the powers of 10
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: the name of its file, its title, and what draws it."""
+    """A figure: the name of its file, its title, how to read it, and what draws it."""
 
     name: str
     title: str
+    how: str
     draw: Callable[[Any], None]
 
 
 def figures_of(reports: Reports) -> list[Figure]:
     """Return the figures of one report, of a series with a ``step`` each, or of several models."""
     if len(reports) == 1:
-        return [Figure(n, t, partial(f, norms=reports[0]["norms"])) for n, t, f in _OF_ONE]
-    if all("step" in report for report in reports):
-        steps = sorted(reports, key=lambda report: report["step"])
-        return [
-            Figure(f"{name}_over_training", f"{title}, over the steps of training",
-                   partial(_over_training, reports=steps, quantity=quantity, label=label))
-            for name, title, quantity, label in _QUANTITIES
-        ]  # fmt: skip
+        return [Figure(n, t, h, partial(f, norms=reports[0]["norms"])) for n, t, h, f in _OF_ONE]
+    training = all("step" in report for report in reports)
+    if training:
+        reports = sorted(reports, key=lambda report: report["step"])
+    draw, where = (_over_training, _STEPS) if training else (_of_models, _MODELS)
+    ends = (
+        ("over_training", "over the steps of training")
+        if training
+        else ("of_models", "of several models")
+    )
     return [
-        Figure(f"{name}_of_models", f"{title}, of several models",
-               partial(_of_models, reports=reports, quantity=quantity, label=label))
-        for name, title, quantity, label in _QUANTITIES
-    ]  # fmt: skip
+        Figure(
+            f"{name}_{ends[0]}",
+            f"{title}, {ends[1]}",
+            f"{where} {how}",
+            partial(draw, reports=reports, quantity=quantity, label=label),
+        )
+        for name, title, how, quantity, label in _QUANTITIES
+    ]
+
+
+def _name_norms(axes: Any, norms: Norms, xlabel: str) -> None:
+    """Write the names of norms below an axis: as many as there is room for, in their order."""
+    most = axes.get_gridspec().ncols
+    places = range(0, len(norms), max(1, -(-len(norms) * most // _MOST_NAMES)))
+    names = distinct([norm["name"] for norm in norms])
+    axes.set_xticks(list(places), [shortened(names[place]) for place in places])
+    axes.tick_params(axis="x", labelrotation=90, labelsize=8)
+    axes.set(xlabel=xlabel)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return paths without the parts that all of them begin with and end with."""
+    paths = [re.split(r"(?<=[/.])", name) for name in names]
+    head, tail = _shared(paths), _shared([path[::-1] for path in paths])
+    shown = ["".join(path[head : len(path) - tail]).strip("/.") for path in paths]
+    return [short or name for short, name in zip(shown, names, strict=True)]
+
+
+def _shared(paths: Sequence[Sequence[str]]) -> int:
+    """Count the parts that all paths begin with."""
+    columns = zip(*paths, strict=False)  # as far as the shortest goes
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def shortened(name: str) -> str:
+    """Return a name with its middle left out where it is long: norms differ at their ends."""
+    head, tail = _LONGEST // 3, _LONGEST - _LONGEST // 3 - 1
+    return name if len(name) <= _LONGEST else f"{name[:head]}\u2026{name[-tail:]}"
 
 
 def _bars(
@@ -80,40 +123,60 @@ def _angles(figure: Any, norms: Norms) -> None:
         shift = -0.08 if side == "before" else 0.08
         _bars(axes, norms, side, "angle_uniform", colour, f"{side} the norm", shift)
     axes.axhline(90.0, linewidth=0.8, linestyle="--", color=_RANDOM_A)
-    axes.set(xlabel="norm, in the order of the model", ylabel="angle to 1, degrees")
-    axes.legend(frameon=False)
+    _name_norms(axes, norms, "norms in the order of the model")
+    axes.set(ylabel=_ANGLE)
+    _legend(figure, axes)
 
 
 def _angles_with_random(figure: Any, norms: Norms) -> None:
     lines = (
-        ("angle_uniform", _BEFORE, "1"),
-        ("angle_a", _RANDOM_A, "random a, as long as 1"),
-        ("angle_b", _RANDOM_B, "random b, another length"),
+        ("angle_uniform", _BEFORE, "uniform vector"),
+        ("angle_a", _RANDOM_A, "random vector, as long"),
+        ("angle_b", _RANDOM_B, "random vector, longer"),
     )
 
     def draw(axes: Any, side: str) -> None:
         for number, (quantity, colour, label) in enumerate(lines):
             _bars(axes, norms, side, quantity, colour, label, shift=0.22 * (number - 1))
+        _name_norms(axes, norms, f"{side} the norm")
 
-    _both_sides(figure, draw, "{} the norm", "angle, degrees")
+    _both_sides(figure, draw, _ANGLE)
 
 
-def _both_sides(figure: Any, draw: Callable[[Any, str], None], below: str, quantity: str) -> None:
+def _both_sides(figure: Any, draw: Callable[[Any, str], None], quantity: str) -> None:
     """Draw a panel before and one after the norms, with one scale and one legend."""
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (side, _) in zip(panels, _SIDES, strict=True):
         draw(axes, side)
-        axes.set(xlabel=below.format(side))
     panels[0].set(ylabel=quantity)
-    panels[0].legend(frameon=False, fontsize=8)
+    _legend(figure, panels[0])
 
 
-def _over_depth(figure: Any, norms: Norms, quantity: str, **scale: str) -> None:
+def _legend(figure: Any, axes: Any) -> None:
+    """Put the legend above the panels, where it hides no point."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
+
+
+def _over_depth(figure: Any, norms: Norms, quantity: str, ylabel: str) -> None:
     axes = figure.add_subplot()
     for side, colour in _SIDES:
         _bars(axes, norms, side, quantity, colour, f"{side} the norm")
-    axes.set(xlabel="norm, in the order of the model", **scale)
-    axes.legend(frameon=False)
+    _name_norms(axes, norms, "norms in the order of the model")
+    axes.set(ylabel=ylabel)
+    _legend(figure, axes)
+
+
+def _lengths(figure: Any, norms: Norms) -> None:
+    """Draw lengths, on a logarithmic scale where they differ by more than its labels."""
+    _over_depth(figure, norms, "norm", "length")
+    found = [norm[side]["norm"] for norm in norms for side, _ in _SIDES]
+    means = [statistic["mean"] for statistic in found if statistic["count"]]
+    if means and max(means) > _DECADE * min(means) > 0:
+        (axes,) = figure.axes
+        axes.set_yscale("log", subs=_LABELLED)
+        for part in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            part(lambda length, _: f"{length:g}")
 
 
 def _histograms(figure: Any, norms: Norms) -> None:
@@ -131,9 +194,10 @@ def _histograms(figure: Any, norms: Norms) -> None:
                 alpha=0.6,
                 label=side,
             )
-        axes.set(xlabel=f"angle to 1, norm {place}")
+        axes.set_title(shortened(norms[place]["name"]), fontsize=8)
+        axes.set(xlabel="degrees")
     panels[0].set(ylabel="vectors")
-    panels[0].legend(frameon=False, fontsize=8)
+    _legend(figure, panels[0])
 
 
 def _of_models(figure: Any, reports: Reports, quantity: str, label: str) -> None:
@@ -149,8 +213,9 @@ def _of_models(figure: Any, reports: Reports, quantity: str, label: str) -> None
             name = report["model"] or f"model {number}"
             colour = _COLOURS[number % len(_COLOURS)]
             _line(axes, places, [statistic for _, statistic in found], colour, name)
+        axes.set(xlabel=f"depth, {side} the norms")
 
-    _both_sides(figure, draw, "depth, {} the norms", label)
+    _both_sides(figure, draw, label)
 
 
 def _over_training(figure: Any, reports: Reports, quantity: str, label: str) -> None:
@@ -167,30 +232,60 @@ def _over_training(figure: Any, reports: Reports, quantity: str, label: str) -> 
                 if norm["name"] == name and norm[side][quantity]["count"]
             ]
             colour = _COLOURS[number % len(_COLOURS)]
-            _line(axes, [s for s, _ in found], [statistic for _, statistic in found], colour, name)
+            statistics = [statistic for _, statistic in found]
+            _line(axes, [step for step, _ in found], statistics, colour, shortened(name))
+        axes.set(xlabel=f"step, {side} the norm")
 
-    _both_sides(figure, draw, "step, {} the norm", label)
+    _both_sides(figure, draw, label)
 
 
-_OF_ONE: Sequence[tuple[str, str, Callable[..., None]]] = (
-    ("angles", "Angle to the uniform vector, before and after each norm", _angles),
-    ("angles_with_random_vectors", "The same with two random vectors", _angles_with_random),
+_OF_ANGLES = (
+    "At 90 degrees a vector has no mean to subtract; the further from there, the more of it a "
+    "LayerNorm takes out."
+)
+_OF_LENGTHS = (
+    "How long the vectors are that norms read and write; a stream grows as layers add to it."
+)
+_OF_MEANS = "The mean of the elements is what a LayerNorm subtracts; at 0 it subtracts nothing."
+_OF_RANDOM = (
+    "Where the uniform vector is met at the same angles as random ones, it is a direction like "
+    "any other."
+)
+# The name of the file, the title, how to read it, and what draws it.
+_OF_ONE: Sequence[tuple[str, str, str, Callable[..., None]]] = (
     (
-        "lengths",
-        "Lengths",
-        partial(_over_depth, quantity="norm", ylabel="length |x|", yscale="log"),
+        "angles",
+        "Angle to the uniform vector, before and after each norm",
+        f"{_OF_ANGLES} Points are means over all vectors, bars one standard deviation.",
+        _angles,
     ),
-    ("means", "Means", partial(_over_depth, quantity="mean", ylabel="mean of the elements")),
+    (
+        "angles_with_random_vectors",
+        "The same angles, and those to two random vectors",
+        _OF_RANDOM,
+        _angles_with_random,
+    ),
+    ("lengths", "Lengths", _OF_LENGTHS, _lengths),
+    (
+        "means",
+        "Means",
+        _OF_MEANS,
+        partial(_over_depth, quantity="mean", ylabel="mean of the elements"),
+    ),
     (
         "angle_histograms",
         "Angles to the uniform vector: first, middle and last norm",
+        "How many vectors lie at each angle. A peak at 90 degrees has no mean; a wide one has "
+        "vectors that would change much, whatever their average says.",
         _histograms,
     ),
 )
-# The name of the file, the title, the quantity and the label of its axis.
+_MODELS = "A line is a model; its first norm is at 0 and its last at 1."
+_STEPS = "A line is the first, the middle or the last norm."
+# The name of the file, the title, how to read it, the quantity and the label of its axis.
 _QUANTITIES = (
-    ("angles", "Angle to the uniform vector", "angle_uniform", "angle to 1, degrees"),
-    ("random_angles", "Angle to a random vector", "angle_a", "angle to a, degrees"),
-    ("lengths", "Lengths", "norm", "length |x|"),
-    ("means", "Means", "mean", "mean of the elements"),
+    ("angles", "Angle to the uniform vector", _OF_ANGLES, "angle_uniform", _ANGLE),
+    ("random_angles", "Angle to a random vector", _OF_RANDOM, "angle_a", _ANGLE),
+    ("lengths", "Lengths", _OF_LENGTHS, "norm", "length"),
+    ("means", "Means", _OF_MEANS, "mean", "mean of the elements"),
 )

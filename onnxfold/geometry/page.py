@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any
 
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
+from onnxfold.report.frame import framed
 from onnxfold.report.plain import plain
 
 _MADE_UP = "made-up inputs, which say nothing about real data"
@@ -17,19 +16,43 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; raises UsageError where matplotlib is not installed."""
     reports = plain(reports)
     drawings = [
-        f"<section><h2>{figure.title}</h2><div class=scroll>{svg(figure)}</div></section>"
+        f"<section><h2>{figure.title}</h2><p>{figure.how}</p>"
+        f'<div class="scroll">{svg(figure)}</div></section>'
         for figure in figures_of(reports)
     ]
+    found = [f"<p>{escape(line)}</p>" for report in reports if (line := conclusion(report))]
+    concluded = ["<section id=conclusion><h2>Conclusion</h2>", *found, "</section>"]
     details = [part for report in reports for part in (_table(report), _left(report))]
-    template = Template(
-        files("onnxfold.geometry").joinpath("page.html").read_text(encoding="utf-8")
+    title = ", ".join(dict.fromkeys(_name(report) for report in reports))
+    several = len(set(map(_name, reports))) > 1
+    said = [f"{_name(report)}: " * several + summary(report) for report in reports]
+    verdict = "<br>".join(map(escape, said))
+    body = "\n".join([*(concluded if found else ()), *drawings, *details])
+    return framed(f"onnxfold measure: {title}", title, verdict, body)
+
+
+def conclusion(report: Mapping[str, Any]) -> str | None:
+    """Say what the means carry, and what leaving them out would change; None of no LayerNorm."""
+    errors = [e for n in report["norms"] if (e := _mean(n["error_without_mean"])) is not None]
+    if not errors:
+        return None
+    read = [norm["before"] for norm in report["norms"] if norm["error_without_mean"] is not None]
+    shares = [share for side in read if (share := _mean(side["uniform_share"])) is not None]
+    step = f"{_name(report)}, step {report['step']:,}" if "step" in report else _name(report)
+    return (
+        f"{step}: the means carry {_range(shares)} of the squared length of what the norms read. "
+        f"To drop their subtraction, without a fold, would change the normalized vectors by "
+        f"{_range(errors)}."
     )
-    names = dict.fromkeys(_name(report) for report in reports)
-    return template.substitute(
-        title=escape(", ".join(names)),
-        summary="<br>".join(escape(summary(report)) for report in reports),
-        body="\n".join([*drawings, *details]),
-    )
+
+
+def _mean(statistic: Mapping[str, Any] | None) -> float | None:
+    return None if statistic is None or statistic["mean"] is None else float(statistic["mean"])
+
+
+def _range(numbers: Sequence[float]) -> str:
+    low, high = f"{min(numbers):.2%}", f"{max(numbers):.2%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _name(report: Mapping[str, Any]) -> str:
@@ -79,10 +102,11 @@ def _table(report: Mapping[str, Any]) -> str:
     rows = "".join(f"<tr><th>{'<td>'.join(row)}</tr>" for row in cells)
     titles = "".join(f"<th>{title}</th>" for title in head)
     return (
-        f"<section><h2>Norms of {escape(_name(report))}</h2><div class=scroll><table><thead><tr>"
-        f"{titles}</tr></thead><tbody>{rows.replace('±', '&plusmn;')}</tbody></table></div>"
-        "<p>Angles in degrees, mean &plusmn; standard deviation. The last column is the relative "
-        "error of the normalised vector if its mean were not subtracted.</p></section>"
+        f"<section><h2>Norms of {escape(_name(report))}</h2><p>Angles are in degrees, mean "
+        "&plusmn; standard deviation; the share is that of the squared length. The last "
+        "column is the relative error of the normalized vector if its mean were not subtracted.</p>"
+        f'<div class="scroll"><table class="plain"><thead><tr>{titles}</tr></thead><tbody>'
+        f"{rows.replace('±', '&plusmn;')}</tbody></table></div></section>"
     )
 
 

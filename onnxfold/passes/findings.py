@@ -1,7 +1,7 @@
 """What the passes decided about a model, as the reports show it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -200,6 +200,7 @@ def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
     return {
         "ref": info.ref(site.output),
         "name": site.name,
+        "module": _module(parts),
         "kind": site.kind.value,
         "form": site.form.value,
         "stream": stream,
@@ -211,3 +212,9 @@ def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
         "moves_by_rounding": site.moves_by_rounding,
         "affine": [part for part, value in parts if value is not None],
     }
+
+
+def _module(parts: Iterable[tuple[str, object]]) -> str | None:
+    """Return the module that gamma or beta is a parameter of, by its name; None without one."""
+    names = (value.name or "" for _, value in parts if isinstance(value, ir.Value))
+    return next((name.rpartition(".")[0] for name in names if "." in name), None)

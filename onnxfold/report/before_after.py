@@ -173,6 +173,13 @@ def _session(path: Path) -> dict[str, Any]:
 
 def figure_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
     """Return the table of before and after; operators that stay as many where ``every`` is true."""
+    rows = session_rows(document, every=every)
+    inside = [FigureRow(f"session: {row.label}", row.before, row.after) for row in rows[1:]]
+    return [*file_rows(document, every=every), *rows[:1], *inside]
+
+
+def file_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
+    """Return the part of the table that the files are counted for."""
     before, after = (document[side] for side in _SIDES)
     # Sums that leave out more on one side than on the other cannot be set side by side.
     rows = [
@@ -182,17 +189,16 @@ def figure_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
     ]
     rows[3:3] = _counted(before["norms"], after["norms"], KIND_NAMES)
     operators = _counted(before["operators"], after["operators"])
-    rows += [row for row in operators if every or row.before != row.after]
-    sessions = [side.get("session_operators") for side in (before, after)]
-    if None not in sessions:
-        rows.append(FigureRow("nodes of a session", *(sum(s.values()) for s in sessions)))
-        inside = _counted(*sessions)
-        rows += [
-            FigureRow(f"session: {row.label}", row.before, row.after)
-            for row in inside
-            if every or row.before != row.after
-        ]
-    return rows
+    return rows + [row for row in operators if every or row.before != row.after]
+
+
+def session_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
+    """Return what sessions execute: all nodes first, then by operator; nothing without both."""
+    sessions = [document[side].get("session_operators") for side in _SIDES]
+    if None in sessions:
+        return []
+    total = FigureRow("nodes of a session", *(sum(s.values()) for s in sessions))
+    return [total, *(row for row in _counted(*sessions) if every or row.before != row.after)]
 
 
 def figure_notes(document: Mapping[str, Any]) -> list[str]:

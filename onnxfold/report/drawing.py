@@ -1,20 +1,54 @@
-"""The picture of a report: the streams of a model as lines, and on them the fate of each norm."""
+"""The picture of a report: the blocks of a model, and in them its streams, norms and weights."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from onnxfold.report.before_after import KIND_NAMES
 from onnxfold.report.sentences import folds
 
-_FATES = {
+FATES = {
     "folded": "folded to RMSNorm",
     "fused": "made one operator",
     "kept": "left as written",
 }
-_PER_ROW, _STEP, _LANE = 24, 40, 64
-_MARK = 18  # half the width of a norm's mark is 9
-_SHOWN_WRITERS = 3
+BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "fused LayerNorm",
+    "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
+    "deferred": "deferred",
+    "keep": "as written",
+}
+_NUMBERED = re.compile(r"(.*\.\d+)(?=\.)")
+_MOST_WEIGHTS = 4  # of one step; the row of the norm has them all
+_MOST_NORMS = 12  # of a block without a name
+
+
+@dataclass(slots=True)
+class _Step:
+    """A row of a block: a norm, or the weights that are centred for it."""
+
+    index: int
+    norm: Mapping[str, Any]
+    block: str | None
+    writers: Sequence[str] = ()  # none: the norm itself
+
+
+@dataclass(slots=True)
+class _Streams:
+    """The lane of each stream, and its first and last step."""
+
+    lanes: dict[int, int]
+    first: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+
+    def at(self, place: int) -> Iterator[int]:
+        """Yield the streams that run through a step."""
+        return (s for s in self.first if self.first[s] <= place <= self.last[s])
 
 
 def fate_of(norm: Mapping[str, Any]) -> str:
@@ -25,32 +59,155 @@ def fate_of(norm: Mapping[str, Any]) -> str:
 
 
 def drawing(norms: Sequence[Mapping[str, Any]]) -> str:
-    """Return the picture: a line for each stream, norms from input to output, weights below it."""
+    """Return the picture: blocks from input to output, in each its streams from top to bottom."""
     if not norms:
         return ""
-    lanes = _lanes([norm["stream"] for norm in norms])
-    height = (max(lanes.values()) + 1) * _LANE
-    rows = -(-len(norms) // _PER_ROW)
-    parts = []
-    for row in range(rows):
-        there = list(enumerate(norms))[row * _PER_ROW : (row + 1) * _PER_ROW]
-        parts += _lines(norms, there, lanes, row * height)
-        parts += (_mark(index, norm, _top(norm, lanes, row * height)) for index, norm in there)
-    width = _STEP * min(_PER_ROW, len(norms)) + _STEP
+    steps = _steps(norms)
+    streams = _Streams(_lanes([norm["stream"] for norm in norms]))
+    for place, step in enumerate(steps):
+        streams.first.setdefault(step.norm["stream"], place)
+        streams.last[step.norm["stream"]] = place
+    groups = _blocks(steps)
+    titles = _titles([(group[0][1].block, group) for group in groups])
+    cards = "".join(
+        _card(title, group, streams) for title, group in zip(titles, groups, strict=True)
+    )
+    fates = [fate_of(norm) for norm in norms]
     legend = "".join(
-        f'<span><i class="{fate}"></i>{sum(fate_of(norm) == fate for norm in norms)} {words}</span>'
-        for fate, words in _FATES.items()
+        f'<span><i class="{fate}"></i>{fates.count(fate)} {words}</span>'
+        for fate, words in FATES.items()
+        if fate in fates
     )
+    weights = '<span><i class="weight"></i>weights that are centred for the norm after them</span>'
     return (
-        '<section id="stream"><h2>The streams and their norms</h2>'
-        '<p class="zoom" hidden><label>Zoom '
-        '<input id="zoom" type="range" min="100" max="400" value="100"></label></p>'
-        '<div class="scroll"><svg id="picture" role="group" '
-        f'aria-label="{len(norms)} norms from input to output" '
-        f'viewBox="0 0 {width} {rows * height}" '
-        f'style="width: {width}px">{"".join(parts)}</svg></div><p class="legend">{legend}'
-        '<span><i class="weight"></i>weights that are centred for it</span></p></section>'
+        '<section id="stream"><h2>The stream and its norms</h2><p>Read each block downwards. A '
+        "line is a stream that linear layers add to, and a box on it a norm, which leads to its "
+        f'row.</p><p class="legend">{legend}{weights if any(s.writers for s in steps) else ""}</p>'
+        f'<ol class="blocks" style="--lanes:{max(streams.lanes.values()) + 1}">{cards}</ol>'
+        "</section>"
     )
+
+
+def _steps(norms: Sequence[Mapping[str, Any]]) -> list[_Step]:
+    """Return the steps of all norms, the weights of each before it, with the blocks they are in."""
+    own = [_block_of(norm) for norm in norms]
+    blocks = sorted({block for block in own if block}, key=len, reverse=True)
+    steps: list[_Step] = []
+    previous = None
+    for index, (norm, block) in enumerate(zip(norms, own, strict=True)):
+        writers: Sequence[str] = norm["writers"] if folds(norm) else ()
+        found = [
+            next((block for block in blocks if name.startswith(f"{block}.")), None)
+            for name in writers
+        ]
+        # A weight whose name says nothing is where the others of its norm are.
+        nameless = next(filter(None, found), None if any("." in w for w in writers) else previous)
+        placed = zip(writers, found, strict=True)
+        homes = [(w, home or (None if "." in w else nameless)) for w, home in placed]
+        for home in dict.fromkeys(home for _, home in homes):
+            steps.append(_Step(index, norm, home, [w for w, other in homes if other == home]))
+        steps.append(_Step(index, norm, block))
+        previous = block
+    return steps
+
+
+def _block_of(norm: Mapping[str, Any]) -> str | None:
+    """Return the numbered module that a norm is in, None for one outside of all."""
+    path = norm["module"] or norm["name"].strip("/").replace("/", ".")
+    found = _NUMBERED.match(path.rpartition(".")[0] + ".")
+    return found[1] if found else None
+
+
+def _blocks(steps: Sequence[_Step]) -> list[list[tuple[int, _Step]]]:
+    """Divide steps at the borders of blocks, and what is in none after so many norms."""
+    groups = []
+    for block, run in groupby(enumerate(steps), key=lambda numbered: numbered[1].block):
+        group: list[tuple[int, _Step]] = []
+        for numbered in run:
+            group.append(numbered)
+            norms = sum(not step.writers for _, step in group)
+            if block is None and norms == _MOST_NORMS:
+                groups.append(group)
+                group = []
+        if group:
+            groups.append(group)
+    return groups
+
+
+def _titles(blocks: Sequence[tuple[str | None, Sequence[tuple[int, _Step]]]]) -> list[str]:
+    """Name each block after its module, and what is in none after where it stands."""
+    named = [place for place, (name, _) in enumerate(blocks) if name]
+    titles = []
+    for place, (name, group) in enumerate(blocks):
+        if name:
+            titles.append(name)
+        elif not named:
+            first, last = group[0][1].index + 1, group[-1][1].index + 1
+            titles.append(f"norms {first} to {last}" if last > first else f"norm {first}")
+        elif place < named[0]:
+            titles.append("before the blocks")
+        else:
+            titles.append("after the blocks" if place > named[-1] else "between blocks")
+    return titles
+
+
+def _card(title: str, group: Sequence[tuple[int, _Step]], streams: _Streams) -> str:
+    name = group[0][1].block
+    rows = "".join(_row(place, step, streams, name) for place, step in group)
+    end = group[-1][0]
+    going_on = [stream for stream in streams.at(end) if streams.last[stream] > end]
+    arrows = "".join(
+        f'<i class="mark on" style="--lane:{lane}"></i>'
+        for lane in sorted({streams.lanes[stream] for stream in going_on})
+    )
+    after = f'<li class="step on" aria-hidden="true">{arrows}</li>' if arrows else ""
+    return f'<li class="block"><h3>{escape(title)}</h3><ol>{rows}{after}</ol></li>'
+
+
+def _row(place: int, step: _Step, streams: _Streams, block: str | None) -> str:
+    lines = "".join(_line(place, stream, streams) for stream in streams.at(place))
+    lane = streams.lanes[step.norm["stream"]]
+    inside = _weights(step, lane, block) if step.writers else _norm(step, lane, block)
+    return f'<li class="step">{lines}{inside}</li>'
+
+
+def _line(place: int, stream: int, streams: _Streams) -> str:
+    """Return a stream's part of a step; one that has this step alone comes from above."""
+    first, last = streams.first[stream], streams.last[stream]
+    ends = " begins" * (first == place < last) + " ends" * (last == place)
+    return f'<i class="lane{ends}" style="--lane:{streams.lanes[stream]}"></i>'
+
+
+def _weights(step: _Step, lane: int, block: str | None) -> str:
+    names = [_within(block, name) for name in step.writers]
+    shown, more = names[:_MOST_WEIGHTS], len(names) - _MOST_WEIGHTS
+    text = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return (
+        f'<i class="mark weight" style="--lane:{lane}"></i><a class="weights" '
+        f'href="#norm-{step.index}" title="{escape("centred: " + ", ".join(step.writers))}">'
+        f'<code>{escape(text)}</code> <span class="soft">centred</span></a>'
+    )
+
+
+def _norm(step: _Step, lane: int, block: str | None) -> str:
+    norm, fate = step.norm, fate_of(step.norm)
+    reason = norm["reason"] if not folds(norm) else None
+    kind = KIND_NAMES.get(norm["kind"], norm["kind"])
+    tip = f"{norm['name']}: {kind}, {BECOMES[norm['action']]}"
+    tip += f"; {reason['sentence']}" if reason else ""
+    why = f' <span class="soft">{escape(reason["code"])}</span>' if reason else ""
+    label = _within(block, norm["module"] or norm["name"])
+    return (
+        f'<a class="norm {fate}" href="#norm-{step.index}" title="{escape(tip)}" '
+        f'aria-label="{escape(tip)}"><i class="mark {fate}" style="--lane:{lane}"></i>'
+        f'<code>{escape(label)}</code> <span class="becomes">{BECOMES[norm["action"]]}</span>'
+        f"{why}</a>"
+    )
+
+
+def _within(block: str | None, name: str) -> str:
+    """Return a name without that of the block that it is shown in."""
+    return name.removeprefix(f"{block}.") if block else name
 
 
 def _lanes(numbers: Sequence[int]) -> dict[int, int]:
@@ -65,63 +222,3 @@ def _lanes(numbers: Sequence[int]) -> dict[int, int]:
         ends[free : free + 1] = [last[stream]]
         lanes[stream] = free
     return lanes
-
-
-def _top(norm: Mapping[str, Any], lanes: Mapping[int, int], top: int) -> int:
-    return top + lanes[norm["stream"]] * _LANE
-
-
-def _x(index: int) -> int:
-    return _STEP + index % _PER_ROW * _STEP
-
-
-def _lines(
-    norms: Sequence[Mapping[str, Any]],
-    there: Sequence[tuple[int, Mapping[str, Any]]],
-    lanes: Mapping[int, int],
-    top: int,
-) -> list[str]:
-    """Return the part of each stream that one row shows, to its edges where it goes on there."""
-    lines = []
-    first, end = there[0][0], there[-1][0]
-    for stream in dict.fromkeys(norm["stream"] for norm in norms):
-        members = [index for index, norm in enumerate(norms) if norm["stream"] == stream]
-        if members[0] > end or members[-1] < first:
-            continue
-        left = 0 if members[0] < first else _x(members[0]) - _STEP // 2
-        right = _x(min(members[-1], end)) + _STEP // 2
-        y = top + lanes[stream] * _LANE + _LANE // 2
-        lines.append(f'<line x1="{left}" y1="{y}" x2="{right}" y2="{y}"/>')
-    return lines
-
-
-def _mark(index: int, norm: Mapping[str, Any], top: int) -> str:
-    """A tall filled bar for a fold, a short one for a fused norm, an outline for one left."""
-    fate = fate_of(norm)
-    inset = 14 if fate == "folded" else 20
-    tip = escape(
-        f"{norm['name']}: {KIND_NAMES.get(norm['kind'], norm['kind'])}, {_FATES[fate]}{_why(norm)}"
-    )
-    x = _x(index)
-    weights = (
-        f'<path class="weight" d="M{x - 6} {top + _LANE - 3}h12l-6 -8z"/>'
-        if norm["writers"]
-        else ""
-    )
-    return (
-        f'<a href="#norm-{index}" aria-label="{tip}"><rect class="{fate}" x="{x - _MARK // 2}" '
-        f'y="{top + inset}" width="{_MARK}" height="{_LANE - 2 * inset}" rx="3">'
-        f"<title>{tip}</title></rect>{weights}</a>"
-    )
-
-
-def _why(norm: Mapping[str, Any]) -> str:
-    """What was centred for a norm, or why it stays."""
-    if not folds(norm):
-        return f"; {norm['reason']['sentence']}" if norm["reason"] else ""
-    names: Sequence[str] = norm["writers"]
-    if not names:
-        return ""
-    others = len(names) - _SHOWN_WRITERS
-    more = f" and {others} more" if others > 0 else ""
-    return f"; centred: {', '.join(names[:_SHOWN_WRITERS])}{more}"

@@ -3,26 +3,24 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import PurePath
-from string import Template
 from typing import Any
 
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
-from onnxfold.report.before_after import KIND_NAMES, FigureRow, figure_notes, figure_rows
-from onnxfold.report.drawing import drawing, fate_of
+from onnxfold.report import sentences
+from onnxfold.report.before_after import (
+    KIND_NAMES,
+    FigureRow,
+    figure_notes,
+    file_rows,
+    session_rows,
+)
+from onnxfold.report.drawing import BECOMES, drawing, fate_of
+from onnxfold.report.frame import framed
 from onnxfold.report.plain import plain
-from onnxfold.report.sentences import folds, priced
+from onnxfold.report.sentences import folds
 
-_BECOMES = {
-    "rms": "RMSNorm",
-    "fused_layer_norm": "fused LayerNorm",
-    "layer_norm": "LayerNorm",
-    "crms": "CRMSNorm",
-    "deferred": "deferred",
-    "keep": "as written",
-}
-_WIDE = 20  # characters that still fit one column of the facts
+_SESSION = "ONNX Runtime joins operators when it loads a file. This is what it then executes."
 _TRUTHS = {
     "float64": "a float64 run of the original",
     "onnxruntime": "a run of the original without optimizations",
@@ -33,27 +31,23 @@ _TRUTHS = {
 def page(report: Mapping[str, Any]) -> str:
     """Return the page for the JSON report of ``optimize``; whatever it names is escaped."""
     report = plain(report)
-    inspect = report["inspect"]
-    norms: Sequence[Mapping[str, Any]] = inspect["norms"]
+    norms: Sequence[Mapping[str, Any]] = report["inspect"]["norms"]
+    counted = report.get("before_after")
     sections = (
-        _facts(report),
-        _figures(report.get("before_after"), priced(report)),
+        f'<div class="pair">{_proof(report.get("proof"))}'
+        f"{_verification(report.get('verification', {}))}</div>",
+        f'<div class="pair">{_input(report)}{_output(report)}</div>',
         drawing(norms),
+        _session(report, counted),
         _norm_table(norms, report.get("measurement")),
         _reasons(norms),
-        _verification(report.get("verification", {})),
-        _proof(report.get("proof")),
+        _file(counted),
         _timing(report.get("timing_s", {})),
         _provenance(report.get("run")),
     )
-    template = Template(
-        files("onnxfold.report").joinpath("report.html").read_text(encoding="utf-8")
-    )
-    return template.substitute(
-        title=escape(_title(report)),
-        verdict=_verdict(report),
-        body="\n".join(section for section in sections if section),
-    )
+    title = _title(report)
+    body = "\n".join(section for section in sections if section)
+    return framed(f"onnxfold: {title}", title, _verdict(report), body, script="filter.js")
 
 
 def _title(report: Mapping[str, Any]) -> str:
@@ -71,55 +65,77 @@ def _verdict(report: Mapping[str, Any]) -> str:
     return text
 
 
-def _facts(report: Mapping[str, Any]) -> str:
-    model, summary = report["inspect"]["model"], report["inspect"]["summary"]
-    facts = [
+def _input(report: Mapping[str, Any]) -> str:
+    model, given = report["inspect"]["model"], report.get("run", {}).get("input")
+    facts = [] if given is None else [("file", given["path"]), ("bytes", f"{given['bytes']:,}")]
+    facts += [
         ("parameters", f"{model['parameters']:,}"),
         ("nodes", f"{model['nodes']:,}"),
         ("opset", str(model["opset"])),
-        ("norms", f"{summary['norms']:,}"),
-        ("foldable, folded", f"{summary['foldable']}, {summary['folded']}"),
-        ("gammas, betas moved", f"{summary['gamma_fused']}, {summary['beta_fused']}"),
-        ("weights stored twice", f"{summary['split_bytes']:,} bytes"),
+        ("norms", f"{report['inspect']['summary']['norms']:,}"),
     ]
-    output = report.get("output")
+    facts += [] if given is None else [("sha256", given["sha256"])]
+    return _facts("input", "Input", facts)
+
+
+def _output(report: Mapping[str, Any]) -> str:
+    summary, output = report["inspect"]["summary"], report.get("output")
+    after = report.get("before_after", {}).get("after")
+    facts = []
     if output:
-        facts += [
-            ("target", output["target"]),
-            ("written", output["path"]),
-            ("bytes", f"{output['bytes']:,}"),
-        ]
+        facts += [("file", output["path"]), ("bytes", f"{output['bytes']:,}")]
         if output["data"]:
             names = output.get("data_files", [output["data"]])
             facts.append(("weights in", ", ".join(names)))
         if output.get("shared_data"):
             facts.append(("and, shared, in", ", ".join(output["shared_data"])))
+    if after:
+        facts += [("parameters", f"{after['parameters']:,}"), ("nodes", f"{after['nodes']:,}")]
+    if output:
+        facts.append(("target", output["target"]))
         if output["functions"]:
             facts.append(("functions", ", ".join(output["functions"])))
-    rows = "".join(
-        f'<div class="{"wide" if len(value) > _WIDE else ""}"><dt>{name}</dt>'
-        f"<dd>{escape(value)}</dd></div>"
-        for name, value in facts
+    facts += [
+        ("foldable, folded", f"{summary['foldable']}, {summary['folded']}"),
+        ("gammas, betas moved", f"{summary['gamma_fused']}, {summary['beta_fused']}"),
+        ("weights stored twice", f"{summary['split_bytes']:,} bytes"),
+    ]
+    return _facts("output", "Output" if output else "Output, which was not written", facts)
+
+
+def _facts(name: str, heading: str, facts: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{what}</dt><dd>{escape(value)}</dd>" for what, value in facts)
+    return f'<section id="{name}"><h2>{heading}</h2><dl class="facts">{rows}</dl></section>'
+
+
+def _session(report: Mapping[str, Any], document: Mapping[str, Any] | None) -> str:
+    """What a session of ONNX Runtime executes before and after."""
+    if document is None or not (rows := session_rows(document, every=True)):
+        return ""
+    said = [line for line in (sentences.priced(report), sentences.work(document)) if line]
+    return (
+        f'<section id="session"><h2>What a session runs</h2><p class="soft">{_SESSION}</p>'
+        f"{_figures(rows, said)}</section>"
     )
-    return f'<dl class="facts">{rows}</dl>'
 
 
-def _figures(document: Mapping[str, Any] | None, price: str | None) -> str:
-    """The table of before and after: what changes first, the rest on demand."""
+def _file(document: Mapping[str, Any] | None) -> str:
+    """What the files hold, before and after."""
     if document is None:
         return ""
-    rows = figure_rows(document, every=True)
-    said = [*figure_notes(document), *([] if price is None else [price])]
-    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in said)
+    figures = _figures(file_rows(document, every=True), figure_notes(document))
+    return f'<section id="file"><h2>What the file holds</h2>{figures}</section>'
+
+
+def _figures(rows: Sequence[FigureRow], notes: Sequence[str]) -> str:
+    """A table of before and after: what changes first, the rest on demand, then the notes."""
     same = [row for row in rows if row.before == row.after]
     more = (
         f"<details><summary>{len(same)} that stay the same</summary>{_figure_table(same)}</details>"
     )
     changed = _figure_table([row for row in rows if row.before != row.after])
-    return (
-        f'<section id="before-after"><h2>Before and after</h2>{changed}{more if same else ""}'
-        f"{notes}</section>"
-    )
+    said = "".join(f"<p><small>{escape(note)}</small></p>" for note in notes)
+    return f"{changed}{more if same else ''}{said}"
 
 
 def _figure_table(rows: Sequence[FigureRow]) -> str:
@@ -145,7 +161,7 @@ def _norm_table(norms: Sequence[Mapping[str, Any]], measurement: Mapping[str, An
         '<section><h2>Norms</h2><p class="filter" hidden><label>Filter '
         '<input id="filter" type="search" placeholder="name, weight or reason"></label> '
         '<output id="shown" for="filter"></output></p>'
-        '<div class="scroll"><table id="norms"><thead><tr><th scope="col">norm</th>'
+        '<div class="scroll"><table id="norms" class="cards"><thead><tr><th scope="col">norm</th>'
         '<th scope="col">kind</th><th scope="col" class="number">size</th>'
         '<th scope="col">becomes</th><th scope="col">centred weights, or why not</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{_measured_over(measurement)}</section>"
@@ -169,7 +185,7 @@ def _norm_row(index: int, norm: Mapping[str, Any], measurement: Mapping[str, Any
     return (
         f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
-        f'<td><span class="badge {fate}">{escape(_BECOMES[norm["action"]])}</span></td>'
+        f'<td><span class="badge {fate}">{escape(BECOMES[norm["action"]])}</span></td>'
         f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}"
         f"{_measured(norm, measurement)}</td></tr>"
     )
@@ -216,25 +232,15 @@ def _reasons(norms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _provenance(run: Mapping[str, Any] | None) -> str:
-    """The input and its hash, the versions, the options and the date."""
+    """The options, the versions and the date."""
     if run is None:
         return ""
-    given = run["input"]
     facts = [
-        ("input", given["path"]),
-        ("its bytes", f"{given['bytes']:,}"),
-        ("its sha256", given["sha256"]),
         ("options", ", ".join(f"{k} = {v}" for k, v in run["options"].items()) or "the defaults"),
         ("versions", ", ".join(f"{name} {number}" for name, number in run["versions"].items())),
         ("date", run["date"]),
     ]
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th><td>{escape(value)}</td></tr>' for name, value in facts
-    )
-    return (
-        '<section id="provenance"><h2>Where this comes from</h2>'
-        f'<table class="narrow"><tbody>{rows}</tbody></table></section>'
-    )
+    return _facts("provenance", "How this was made", facts)
 
 
 def _affine(norm: Mapping[str, Any]) -> str:
@@ -260,14 +266,7 @@ def _rounding(norm: Mapping[str, Any]) -> str:
 
 def _verification(verification: Mapping[str, Any]) -> str:
     if "outputs" not in verification:
-        return "<section><h2>Check</h2><p>Not run.</p></section>"
-    rows = "".join(
-        f'<tr><th scope="row"><code>{escape(row["name"])}</code></th><td>{escape(row["dtype"])}'
-        f"</td>{_number(row['max_abs_error'])}{_number(row['rms_error'])}"
-        f"{_number(row['original_rms_error'])}{_number(row['noise_ratio'])}"
-        f"<td>{_passed(row['passed'])}</td></tr>"
-        for row in verification["outputs"]
-    )
+        return '<section id="check"><h2>Check</h2><p>Not run.</p></section>'
     limits = "".join(
         f"<p><code>{escape(row['name'])}</code>: {escape(row['reason'])}.</p>"
         for row in verification["outputs"]
@@ -275,18 +274,38 @@ def _verification(verification: Mapping[str, Any]) -> str:
     )
     if single := in_batches_of_one(verification):
         limits += f"<p>It is {escape(single)}.</p>"
+    ratio, limit = verification["noise_ratio"], verification["limit"]
+    errs = (
+        "has errors that are not finite"
+        if ratio is None
+        else (f"errs {ratio:.2g} times as much as the original errs by rounding")
+    )
     truth = _TRUTHS.get(verification["method"], verification["method"])
-    headings = ("largest error", "rms error", "rms error of the original", "noise ratio")
+    return (
+        f'<section id="check"><h2>Check {_passed(verification["passed"])}</h2>'
+        f"<p>The result {errs}; at most {limit:g} times passes.</p>"
+        f'<p class="soft">Both against {escape(truth)}, {verification["samples"]} samples, run by '
+        f"{escape(verification['runtime'])}{in_pieces(verification)}.</p>"
+        f"{limits}{_errors(verification['outputs'])}</section>"
+    )
+
+
+def _errors(outputs: Sequence[Mapping[str, Any]]) -> str:
+    """The errors of each output, on demand."""
+    rows = "".join(
+        f'<tr><th scope="row"><code>{escape(row["name"])}</code></th><td>{escape(row["dtype"])}'
+        f"</td>{_number(row['max_abs_error'])}{_number(row['rms_error'])}"
+        f"{_number(row['original_rms_error'])}{_number(row['noise_ratio'])}"
+        f"<td>{_passed(row['passed'])}</td></tr>"
+        for row in outputs
+    )
+    headings = ("largest error", "rms error", "rms error of the original", "ratio")
     cells = "".join(f'<th scope="col" class="number">{heading}</th>' for heading in headings)
     return (
-        f"<section><h2>Check</h2><p>{_passed(verification['passed'])} Both models against "
-        f"{escape(truth)}, {verification['samples']} samples, run by "
-        f"{escape(verification['runtime'])}{in_pieces(verification)}. "
-        "The noise ratio is the error of the new model in "
-        f"multiples of the original's own rounding error; at most {verification['limit']:g} "
-        'passes.</p><div class="scroll"><table><thead><tr><th scope="col">output</th>'
-        f'<th scope="col">type</th>{cells}<th scope="col">verdict</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{limits}</section>"
+        f"<details><summary>{sentences.counted(len(outputs), 'output')}</summary>"
+        '<div class="scroll"><table><thead><tr><th scope="col">output</th><th scope="col">type</th>'
+        f'{cells}<th scope="col">verdict</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        "</details>"
     )
 
 
@@ -314,15 +333,15 @@ def _passed(passed: bool) -> str:
 
 def _proof(proof: Mapping[str, Any] | None) -> str:
     if proof is None:
-        return "<section><h2>Proof</h2><p>Not run.</p></section>"
+        return '<section id="proof"><h2>Proof</h2><p>Not run.</p></section>'
     failures = "".join(f"<li>{escape(failure)}</li>" for failure in proof["failures"])
     listed = f"<ul>{failures}</ul>" if failures else ""
     return (
-        f"<section><h2>Proof</h2><p>{_passed(proof['passed'])} From the weights as they are "
-        f"written: {proof['folded_norms']} folded norms read inputs of mean zero, and "
+        f'<section id="proof"><h2>Proof {_passed(proof["passed"])}</h2><p>From the weights as they '
+        f"are written: {proof['folded_norms']} folded norms read inputs of mean zero, and "
         f"{proof['centred_weights']} centred weights reach only readers that cannot see the "
-        f"change. {proof['scaled_weights']} weights carry a gamma and {proof['shifted_biases']} "
-        f"biases a beta of the norm before them.</p>{listed}</section>"
+        f'change.</p><p class="soft">{proof["scaled_weights"]} weights carry a gamma and '
+        f"{proof['shifted_biases']} biases a beta of the norm before them.</p>{listed}</section>"
     )
 
 
@@ -335,4 +354,5 @@ def _timing(seconds: Mapping[str, float]) -> str:
         f'<td><meter max="{longest:.6f}" value="{spent:.6f}" aria-hidden="true"></meter></td></tr>'
         for stage, spent in seconds.items()
     )
-    return f'<section><h2>Time</h2><table class="narrow"><tbody>{rows}</tbody></table></section>'
+    table = f'<table class="narrow"><tbody>{rows}</tbody></table>'
+    return f'<section id="time"><h2>Time</h2>{table}</section>'

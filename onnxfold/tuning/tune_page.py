@@ -1,15 +1,14 @@
-"""The report of a run as one HTML page that loads nothing: a plot of error and time, the table."""
+"""The report of a run as one HTML page that loads nothing: plots of error and speed, the table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import PurePath
-from string import Template
 from typing import Any
 
+from onnxfold.report.frame import framed
 from onnxfold.tuning.tune_table import shown_error, shown_number, shown_ratio
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 760, 340, 64, 48, 16
@@ -21,22 +20,35 @@ _LABELS = {
     "kl": "KL divergence of the worst output",
     "top1": "share of other answers",
 }
+_SUMMED = {"same": "the same file as another", "missing": "not installed", "skipped": "not tried"}
+_HOW = (
+    "Right candidates, the fastest first, then those that compute something else or could not be "
+    "made. Numbers are those of the plot."
+)
+_HOW_TO_PLOT = (
+    "Right is faster, lower is more exact, on a logarithmic scale. No right candidate is both "
+    "faster and more exact than one on the line. A dot leads to its row."
+)
+_COLUMNS = ("chain", "", "times as fast", "ms", "error", "MB", "session nodes", "why")
+_NUMBERS = _COLUMNS[2:6]
+_MARKS, _FEW_DECADES = 8, 2  # on the axis of speeds at most; with marks between the powers of 10
 _LEAST = 1e-3  # below it errors differ by luck
 
 
 def page(report: Mapping[str, Any]) -> str:
     """Return the page for the document of a run; whatever it names is escaped."""
-    template = Template(
-        files("onnxfold.tuning").joinpath("tune_page.html").read_text(encoding="utf-8")
+    shown = _ordered([row for row in report["candidates"] if row["status"] not in _SUMMED])
+    rest = _ordered([row for row in report["candidates"] if row["status"] in _SUMMED])
+    commands = "".join(f"<pre>{escape(line)}</pre>" for line in report["commands"])
+    sections = (
+        f'<section><dl class="facts wide">{_facts(report)}</dl></section>',
+        _plots(report, shown),
+        f"<section><h2>Candidates</h2><p>{_HOW}</p>{_table(shown, report['winner'])}"
+        f"{_rest(rest)}</section>",
+        f"<section><h2>To make it again</h2>{commands}</section>" if commands else "",
     )
-    return template.substitute(
-        title=escape(PurePath(report["input"]).name),
-        verdict=_verdict(report),
-        facts=_facts(report),
-        plot=_plot(report),
-        rows="\n".join(_row(row, report["winner"]) for row in _ordered(report["candidates"])),
-        commands="\n".join(f"<pre>{escape(line)}</pre>" for line in report["commands"]),
-    )
+    title, body = PurePath(report["input"]).name, "\n".join(filter(None, sections))
+    return framed(f"onnxfold tune: {title}", title, _verdict(report), body)
 
 
 def _verdict(report: Mapping[str, Any]) -> str:
@@ -66,7 +78,16 @@ def _ordered(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
     return sorted(candidates, key=lambda c: (order.index(c["status"]), -(c["ratio"] or 0.0)))
 
 
-def _row(row: Mapping[str, Any], winner: str | None) -> str:
+def _table(rows: Sequence[Mapping[str, Any]], winner: str | None) -> str:
+    cells = "\n".join(_row(number, row, winner) for number, row in enumerate(rows, 1))
+    titles = "".join(f"<th{' class=number' * (name in _NUMBERS)}>{name}</th>" for name in _COLUMNS)
+    return (
+        '<div class="scroll"><table id="candidates" class="cards"><thead><tr>'
+        f"{titles}</tr></thead><tbody>{cells}</tbody></table></div>"
+    )
+
+
+def _row(number: int, row: Mapping[str, Any], winner: str | None) -> str:
     operators = ", ".join(
         f"{count} {name}"
         for name, count in sorted(row["session_operators"].items(), key=lambda item: -item[1])
@@ -79,60 +100,143 @@ def _row(row: Mapping[str, Any], winner: str | None) -> str:
         f"<small>{escape(operators)}</small></details>"
     )
     cells = (
-        f"<th>{escape(row['name'])}</th>",
+        f'<th scope="row">{number}. {escape(row["name"])}</th>',
         f'<td><span class="badge {row["status"]}">{row["status"]}</span></td>',
-        f"<td>{nodes if row['session_nodes'] else ''}</td>",
-        f"<td class=number>{row['bytes'] / 1e6:,.1f}</td>" if row["bytes"] else "<td></td>",
-        f"<td>{escape(shown_error(row['errors']))}</td>",
-        f"<td class=number>{shown_number(row['milliseconds'])}</td>",
-        f"<td class=number>{shown_ratio(row)}</td>",
+        _cell("times as fast", shown_ratio(row)),
+        _cell("ms", shown_number(row["milliseconds"])),
+        _cell("error", shown_error(row["errors"])),
+        _cell("MB", f"{row['bytes'] / 1e6:,.1f}" if row["bytes"] else ""),
+        f'<td data-name="nodes">{nodes}</td>' if row["session_nodes"] else "<td></td>",
         f"<td>{escape(why)}</td>",
     )
-    return f"<tr{' class=winner' * (row['name'] == winner)}>{''.join(cells)}</tr>"
-
-
-def _plot(report: Mapping[str, Any]) -> str:
-    """Draw the error of each timed candidate against its time; nothing where none has both."""
-    timed = [row for row in report["candidates"] if row["milliseconds"] and row["errors"]]
-    metric = next((m for m in _METRICS if any(m in row["errors"] for row in timed)), None)
-    points = [(row, row["errors"][metric]) for row in timed if metric in row["errors"]]
-    points = [(row, error) for row, error in points if math.isfinite(error)]
-    if not points or metric is None:
-        return ""
-    errors = [math.log10(max(error, _LEAST)) for _, error in points]
-    times = [row["milliseconds"] for row, _ in points]
-    low, high = math.floor(min(errors)), max(math.ceil(max(errors)), math.floor(min(errors)) + 1)
-    top = 1.1 * float(max(times))
-
-    def x(time: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _MARGIN) * time / top
-
-    def y(exponent: float) -> float:
-        return _MARGIN + (_HEIGHT - _BOTTOM - _MARGIN) * (high - exponent) / (high - low)
-
-    marks = [
-        f'<line x1="{_LEFT}" x2="{_WIDTH - _MARGIN}" y1="{y(e):.1f}" y2="{y(e):.1f}"/>'
-        f'<text x="{_LEFT - 8}" y="{y(e) + 4:.1f}" text-anchor="end">{10.0**e:g}</text>'
-        for e in range(low, high + 1)
-    ]
-    marks += [
-        f'<text x="{x(t):.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{t:.3g}</text>'
-        for t in (top * part / 4 for part in range(5))
-    ]
-    dots = []
-    for (row, _), exponent in zip(points, errors, strict=True):
-        kind = "winner" if row["name"] == report["winner"] else row["status"]
-        dots.append(
-            f'<circle class="{kind}" cx="{x(row["milliseconds"]):.1f}" cy="{y(exponent):.1f}" '
-            f'r="6">'
-            f"<title>{escape(row['name'])}: {row['milliseconds']:.3g} ms</title></circle>"
-        )
     return (
-        '<section><h2>Error and time</h2><div class="scroll">'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">'
-        f"{''.join(marks)}{''.join(dots)}"
-        f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 8}" text-anchor="middle">'
-        "milliseconds</text>"
-        f"</svg></div><p>Up: {_LABELS[metric]}, a logarithmic scale. Left is faster, lower is more "
-        "exact. Point at a dot to see its chain.</p></section>"
+        f'<tr id="candidate-{number}"{" class=winner" * (row["name"] == winner)}>'
+        f"{''.join(cells)}</tr>"
+    )
+
+
+def _cell(name: str, shown: str) -> str:
+    return f'<td class="number" data-name="{name}">{escape(shown)}</td>' if shown else "<td></td>"
+
+
+def _rest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What was not made, or is the file of another candidate: on demand, by reason."""
+    parts = []
+    for status, words in _SUMMED.items():
+        named = [row for row in rows if row["status"] == status]
+        items = "".join(
+            f"<li>{escape(row['name'])}: {escape(row['reason'] or words)}</li>" for row in named
+        )
+        if named:
+            parts.append(
+                f"<details><summary>{len(named)} {words}</summary><ul>{items}</ul></details>"
+            )
+    return "".join(parts)
+
+
+def _plots(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Draw the error of each timed candidate against its speed, errors of one metric together."""
+    speeds = [row["ratio"] for row in rows if row["ratio"]]
+    drawn = []
+    for metric in _METRICS:
+        points = [
+            (number, row, math.log10(max(row["errors"][metric], _LEAST)))
+            for number, row in enumerate(rows, 1)
+            if row["ratio"] and _judged_by(row) == metric
+        ]
+        if points:
+            scale = _Scale(speeds, [error for *_, error in points])
+            dots = [_dot(scale, *point, winner=report["winner"]) for point in points]
+            drawn.append(
+                f'<p class="soft">Up: {_LABELS[metric]}.</p><div class="scroll">'
+                f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+                f"{_axes(scale)}{_yours(scale)}{_front(scale, points)}{''.join(dots)}"
+                "</svg></div>"
+            )
+    if not drawn:
+        return ""
+    heading = f"<h2>Error and speed</h2><p>{_HOW_TO_PLOT}</p>"
+    return f'<section id="plot">{heading}{"".join(drawn)}</section>'
+
+
+def _judged_by(row: Mapping[str, Any]) -> str | None:
+    """Return the first metric of a candidate, None without a finite error by it."""
+    metric = next((name for name in _METRICS if name in row["errors"]), None)
+    return metric if metric is None or math.isfinite(row["errors"][metric]) else None
+
+
+class _Scale:
+    """Where speeds and the exponents of errors are in the plot; your file's speed is 1."""
+
+    def __init__(self, speeds: Sequence[float], exponents: Sequence[float]) -> None:
+        self.slowest, self.fastest = 0.95 * min(1.0, *speeds), 1.05 * max(1.0, *speeds)
+        self.low = math.floor(min(exponents))
+        self.high = max(math.ceil(max(exponents)), self.low + 1)
+
+    def x(self, speed: float) -> float:
+        room = _WIDTH - _LEFT - _MARGIN
+        return _LEFT + room * (speed - self.slowest) / (self.fastest - self.slowest)
+
+    def y(self, exponent: float) -> float:
+        room = _HEIGHT - _BOTTOM - _MARGIN
+        return _MARGIN + room * (self.high - exponent) / (self.high - self.low)
+
+
+def _axes(scale: _Scale) -> str:
+    parts = (1, 2, 5) if scale.high - scale.low <= _FEW_DECADES else (1,)
+    errors = [part * 10.0**e for e in range(scale.low, scale.high) for part in parts]
+    heights = [(error, scale.y(math.log10(error))) for error in (*errors, 10.0**scale.high)]
+    marks = [
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _MARGIN}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{error:g}</text>'
+        for error, y in heights
+    ]
+    span = scale.fastest - scale.slowest
+    unit = 10.0 ** math.floor(math.log10(span))
+    step = unit * next(part for part in (0.1, 0.2, 0.5, 1, 2) if span <= _MARKS * part * unit)
+    marks += [
+        f'<text x="{scale.x(n * step):.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">'
+        f"{n * step:g}</text>"
+        for n in range(math.ceil(scale.slowest / step), int(scale.fastest / step) + 1)
+    ]
+    middle, bottom = (_LEFT + _WIDTH) / 2, _HEIGHT - 8
+    label = "times as fast as your file"
+    marks.append(f'<text x="{middle}" y="{bottom}" text-anchor="middle">{label}</text>')
+    return "".join(marks)
+
+
+def _yours(scale: _Scale) -> str:
+    """A line at the speed of the input, which has no error."""
+    x = scale.x(1.0)
+    return (
+        f'<line class="yours" x1="{x:.1f}" x2="{x:.1f}" y1="{_MARGIN}" y2="{_HEIGHT - _BOTTOM}"/>'
+        f'<text x="{x + 6:.1f}" y="{_MARGIN + 12}">your file</text>'
+    )
+
+
+_Point = tuple[int, Mapping[str, Any], float]
+
+
+def _front(scale: _Scale, points: Sequence[_Point]) -> str:
+    """The right candidates than which none is both faster and more exact."""
+    best: list[str] = []
+    least = math.inf
+    right = [(-row["ratio"], error) for _, row, error in points if row["status"] == "right"]
+    for slowness, error in sorted(right):
+        if error < least:
+            best.append(f"{scale.x(-slowness):.1f},{scale.y(error):.1f}")
+            least = error
+    return f'<polyline points="{" ".join(best)}"/>' if best else ""
+
+
+def _dot(
+    scale: _Scale, number: int, row: Mapping[str, Any], error: float, *, winner: str | None
+) -> str:
+    kind = "winner" if row["name"] == winner else row["status"]
+    x, y = scale.x(row["ratio"]), scale.y(error)
+    tip = escape(f"{row['name']}: {shown_ratio(row)} times as fast, {shown_error(row['errors'])}")
+    return (
+        f'<a class="{kind}" href="#candidate-{number}"><circle class="{kind}" cx="{x:.1f}" '
+        f'cy="{y:.1f}" r="9"><title>{tip}</title></circle><text x="{x:.1f}" y="{y + 4:.1f}" '
+        f'text-anchor="middle">{number}</text></a>'
     )

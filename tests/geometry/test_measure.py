@@ -360,11 +360,44 @@ def test_the_command_writes_reports_and_figures(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text("utf-8"))["rows"] == 20
     page = (tmp_path / "r.html").read_text("utf-8")
     assert page.count("<svg") == 5
+    assert re.search(r"the means carry [\d.]+% to [\d.]+% of the squared length", page)
+    assert len(re.findall(r"</h2><p>[A-Z][^<]+\.</p><div", page)) == 6  # five pictures, a table
+    assert page.count(">node_layer_norm_8</text>") == 6  # below axes, and above a histogram
+    assert "mathdefault" not in page
     assert not re.findall(r"(?:src|href)=.https?:", page)
     assert "light-dark(" in page
     assert "viewport" in page
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 5
     assert len(list((tmp_path / "figures").glob("*.png"))) == 5
+
+
+def test_names_of_norms_stay_distinct_where_they_are_shortened() -> None:
+    from onnxfold.geometry.figures import distinct, shortened
+
+    paths = [f"/model/h.{i}/ln_{i % 2}/LayerNormalization" for i in range(12)]
+    assert distinct(paths)[:2] == ["0/ln_0", "1/ln_1"]
+    assert distinct([*paths, "/model/ln_f/LayerNormalization"])[-1] == "ln_f"
+    assert distinct(["norm"]) == ["norm"]
+    assert distinct(["a.norm", "norm"]) == ["a", "norm"]
+    long = [f"{'layer' * 10}_{number}" for number in range(100)]
+    assert len({shortened(name) for name in distinct(long)}) == 100
+    assert all(len(shortened(name)) <= 22 for name in long)
+
+
+def test_a_conclusion_is_drawn_of_layer_norms_alone() -> None:
+    from onnxfold.geometry.page import conclusion
+
+    def of(mean: float | None) -> dict[str, float | None]:
+        return {"mean": mean}
+
+    rms = {"before": {"uniform_share": of(0.9)}, "error_without_mean": None}
+    one = {"before": {"uniform_share": of(0.004)}, "error_without_mean": of(0.05)}
+    two = {"before": {"uniform_share": of(0.02)}, "error_without_mean": of(0.14)}
+    said = conclusion({"model": "m.onnx", "norms": [rms, one, two]})
+    assert said is not None
+    assert said.startswith("m.onnx: the means carry 0.40% to 2.00% of the squared length")
+    assert said.endswith("change the normalized vectors by 5.00% to 14.00%.")
+    assert conclusion({"model": "m.onnx", "norms": [rms]}) is None
 
 
 def test_the_command_says_loudly_that_inputs_are_made_up(tmp_path: Path) -> None:

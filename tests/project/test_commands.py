@@ -9,7 +9,9 @@ from pathlib import Path
 
 import onnx
 import pytest
+import typer
 
+from onnxfold.cli.application import app
 from tests.builders import pre_norm_model
 from tests.project.test_readme import ROOT, blocks, run
 
@@ -32,27 +34,40 @@ ALSO_RUN = {
     "docker/build.sh -t registry.example.com/tools/onnxfold:1": "tests/project/test_image.py",
     "make image": "tests/project/test_image.py",
     "onnxfold serve model.onnx": "tests/serving/server/test_serving.py",
+    "onnxfold tune model.onnx -o fast.onnx": "tests/tuning/test_tune.py",
     "onnxfold serve model.onnx --host 0.0.0.0 --token-file token --tls-cert cert.pem "
     "--tls-key key.pem": "tests/serving/server/test_access.py",
-    "pip install 'onnxfold[serve]'": "tests/serving/server/conftest.py",
 }
 # Programs that take hours, a GPU or a package of their own: seen is that they take these words.
 LONG = {"trust.md", "cuda.md"}
 # What is not run at all: images with other contents, and a GPU.
 NOT_RUN = {"docker.md", "cuda.md"}
+_FROM_A_CLONE = 'pip install ".['
+# A page may begin with a command, and lines of what it prints.
+_OPENER = re.compile(r"\A# .*\n\n```console\n\$ (onnxfold .*)\n```\n\n```text\n(.*?)```", re.DOTALL)
 
 
 def shown(page: Path, *languages: str) -> list[str]:
-    """Return the commands in blocks of these languages, those of several lines in one."""
+    """Return the commands in blocks of these languages, those of several lines in one.
+
+    Installing an extra from a clone is what `make` does for the tests.
+    """
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = "".join(block for name, block in fences if name in languages).replace("\\\n", " ")
-    commands = (" ".join(line.partition("#")[0].split()) for line in lines.splitlines())
-    return [command for command in commands if command]
+    commands = (
+        " ".join(line.removeprefix("$ ").partition("#")[0].split()) for line in lines.splitlines()
+    )
+    return [command for command in commands if command and not command.startswith(_FROM_A_CLONE)]
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = {page.name: shown(page, "sh", "") for page in PAGES}
+SHOWN = {page.name: shown(page, "sh", "console", "") for page in PAGES}
+OPENERS = {
+    page.name: (found[1], found[2].splitlines())
+    for page in PAGES
+    if (found := _OPENER.match(page.read_text(encoding="utf-8")))
+}
 PROGRAMS = sorted({line for name in LONG for line in SHOWN[name] if line.startswith("python -m ")})
 
 
@@ -62,7 +77,8 @@ def test_every_command_of_a_page_has_its_test(page: Path) -> None:
         test = (ROOT / RUN_BY[page.name]).read_text(encoding="utf-8")
         assert page.name in test or page.stem.upper() in test or "FIVE_MINUTES" in test
         return
-    left = [line for line in SHOWN[page.name] if line not in {*ALSO_RUN, *PROGRAMS}]
+    known = {*ALSO_RUN, *PROGRAMS, *(command for command, _ in OPENERS.values())}
+    left = [line for line in SHOWN[page.name] if line not in known]
     assert not left or page.name in NOT_RUN, f"{page.name}: no test runs {left}"
 
 
@@ -93,3 +109,30 @@ def test_the_page_on_runtimes_runs_as_printed(tmp_path: Path) -> None:
     (program,) = blocks("python", page.read_text(encoding="utf-8"))
     run([sys.executable, "-c", program], tmp_path)
     assert not onnx.load(tmp_path / "standard.onnx").functions
+
+
+@pytest.mark.parametrize("page", OPENERS)
+def test_a_page_begins_with_what_its_command_prints(page: str, tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    command, lines = OPENERS[page]
+    printed = run(command.split(), tmp_path)
+    assert [line for line in lines if line not in printed] == []
+
+
+def test_the_pages_that_begin_so_are_those() -> None:
+    names = {"commands", "large_models", "refusals", "tensorrt", "trust"}
+    assert OPENERS.keys() == {f"{name}.md" for name in names}
+
+
+def test_the_page_on_python_begins_with_what_its_program_prints(tmp_path: Path) -> None:
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    (program,), (text,) = blocks("python", page), blocks("text", page)
+    assert run([sys.executable, "-c", program], tmp_path) == text
+
+
+def test_the_page_on_commands_names_every_command() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z-]+)[ `]", page.partition("## optimize or tune")[0]))
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group has them
+    assert {name for name, command in known.items() if not command.hidden} <= named

@@ -28,7 +28,7 @@ def test_the_generated_pages_are_fresh(pages: dict[Path, str]) -> None:
 
 def test_the_figures_are_fresh() -> None:
     drawn: dict[Path, str] = runpy.run_path(str(ROOT / "docs" / "figures.py"))["pages"]()
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     stale = [path.name for path, text in drawn.items() if path.read_text("utf-8") != text]
     assert not stale, f"run: python docs/figures.py ({', '.join(stale)})"
 

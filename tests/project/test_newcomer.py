@@ -116,7 +116,7 @@ def test_the_source_distribution_is_small_and_holds_no_model(sdist: Path) -> Non
 def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    for name in ("onnxfold/py.typed", "onnxfold/report/report.html", "onnxfold/__main__.py"):
+    for name in ("onnxfold/py.typed", "onnxfold/report/style.css", "onnxfold/__main__.py"):
         assert name in names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "models/"))]
 

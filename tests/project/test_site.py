@@ -15,6 +15,13 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Loader(yaml.SafeLoader):
+    """Reads what mkdocs takes from the environment as a list."""
+
+
+Loader.add_constructor("!ENV", Loader.construct_sequence)
+
+
 def pages(node: Any) -> Iterator[str]:
     """Yield every page below a node of the navigation."""
     if isinstance(node, str):
@@ -25,7 +32,7 @@ def pages(node: Any) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)  # noqa: S506
     listed = sorted(pages(settings["nav"]))
     assert listed == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
     assert settings["strict"] is True
@@ -39,3 +46,10 @@ def test_the_site_builds_with_strict_links(tmp_path: Path) -> None:
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
     for name in ("onnxfold.api.optimize", "onnxfold.options.Options", "onnxfold.api.diff"):
         assert f'id="{name}"' in reference
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "extra.css" in home
+    assert (
+        home.index("figures/gains.svg")
+        < home.index('id="install"')
+        < home.index('id="five-minutes"')
+    )

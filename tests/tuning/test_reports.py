@@ -73,7 +73,10 @@ def test_a_page_escapes_names_and_plots_what_has_a_time_and_an_error(
     text = page(report)
     assert "<b>" not in text
     assert "&lt;model&gt;.onnx" in text
-    assert len(re.findall("<circle", text)) == 1, "errors of one metric share an axis"
+    plots = [re.findall("<circle", plot) for plot in text.split("<svg")[1:]]
+    assert list(map(len, plots)) == [1, 1], "errors of one metric share an axis"
+    assert re.findall(r'href="#(.*?)"', text) == ["candidate-2", "candidate-1"]
+    assert '<tr id="candidate-1" class=winner><th scope="row">1. fusions' in text
     assert "http" not in text.replace("http-equiv", "")
     assert "onnxfold tune IN OUT --chain &quot;fusions &gt; optimizer &gt; fold-kernels" in text
 
@@ -82,3 +85,27 @@ def test_a_page_without_a_winner_says_so(report: dict[str, Any]) -> None:
     assert "nothing was written" in page({**report, "winner": None, "commands": []})
     kept = page({**report, "winner": "the model as it is", "commands": []})
     assert "Keep your file" in kept
+
+
+def test_a_page_numbers_its_rows_and_keeps_what_was_not_made_closed(report: dict[str, Any]) -> None:
+    text = page(report)
+    rows = re.findall(r'<tr id="candidate-(\d)"', text)
+    assert rows == ["1", "2", "3", "4"]
+    closed = text.partition("1 the same file as another")[2]
+    assert "slim: the same file as the model as it is" in closed
+    assert "1 not tried</summary><ul><li>script: the budget was spent" in closed
+
+
+def test_no_right_candidate_is_faster_and_more_exact_than_the_line(report: dict[str, Any]) -> None:
+    """Of speeds 3, 2, 1.5 with errors 3, 4, 1, and a wrong one faster than all of them."""
+    first = report["candidates"][1]
+    points = [(3.0, 3.0, "right"), (2.0, 4.0, "right"), (1.5, 1.0, "right"), (4.0, 0.5, "wrong")]
+    rows = [
+        first | {"name": f"c{n}", "ratio": speed, "errors": {"noise_ratio": e}, "status": status}
+        for n, (speed, e, status) in enumerate(points)
+    ]
+    text = page({**report, "winner": None, "candidates": rows})
+    (line,) = re.findall(r'<polyline points="(.*?)"', text)
+    found = re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="9"><title>(c\d)', text)
+    dots = {name: f"{x},{y}" for x, y, name in found}
+    assert line.split() == [dots["c0"], dots["c2"]]

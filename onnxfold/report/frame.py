@@ -1,0 +1,27 @@
+"""The frame of every HTML page: one style, one file, nothing loaded."""
+
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+
+
+def framed(title: str, heading: str, verdict: str, body: str, *, script: str | None = None) -> str:
+    """Return a whole page; ``title`` and ``heading`` are text, ``verdict`` and ``body`` HTML.
+
+    ``script``: the name of a file of this package.
+    """
+    return Template(_part("frame.html")).substitute(
+        title=escape(title),
+        heading=escape(heading),
+        style=_part("style.css"),
+        verdict=verdict,
+        scripts="" if script is None else "; script-src 'unsafe-inline'",
+        body=body,
+        script="" if script is None else f"<script>\n{_part(script)}</script>",
+    )
+
+
+@cache
+def _part(name: str) -> str:
+    return files("onnxfold.report").joinpath(name).read_text(encoding="utf-8")
