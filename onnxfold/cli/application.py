@@ -18,6 +18,7 @@ from onnxfold.cli.checkpoint import checkpoint
 from onnxfold.cli.convert import convert
 from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
+from onnxfold.cli.help import Command, Group
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.measure import measure
@@ -38,8 +39,8 @@ _NO_READER = 141  # 128 + SIGPIPE: what a shell sees of other tools, too
 
 app = typer.Typer(
     name="onnxfold",
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,9 +60,11 @@ app = typer.Typer(
 
     `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint instead of an ONNX model.
 
-    Exit codes: 0 done and checked, also when there was nothing to do; 1 the check or the proof
-    failed and nothing was written; 2 bad usage; 3 a file cannot be read or written, the model is
-    not supported, or a package is missing.""",
+    Exit codes: **0** done and checked, also when there was nothing to do; **1** the check or the
+    proof failed and nothing was written, or `--fail-if-unchanged` is set and nothing changed;
+    **2** bad usage; **3** a file cannot be read or written, the model is not supported, a package
+    is missing, or a defect; **130** interrupted, as by Ctrl-C; **141** whoever read what is printed
+    has gone. Of several models: that of the worst.""",
 )
 
 
@@ -103,7 +106,7 @@ for _command in (
     doctor,
     lib_path,
 ):
-    app.command()(with_verbosity(_command))
+    app.command(cls=Command)(with_verbosity(_command))
 
 
 def fail(error: OnnxfoldError) -> NoReturn:

@@ -46,4 +46,4 @@ def bench(
     if as_json:
         terminal.print_json(measured.to_json())
     else:
-        print_benchmark(terminal.console(), measured.to_json())
+        print_benchmark(terminal.console(context.obj), measured.to_json())

@@ -173,7 +173,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from onnxfold import api
-    from onnxfold.tuning.tune_table import print_table
+    from onnxfold.tuning.tune_table import print_candidates
     from onnxfold.tuning.tuner import TuneFailed
 
     failure: TuneFailed | None = None
@@ -185,11 +185,12 @@ def _one(
     _write_reports(result, report)
     if as_json:
         terminal.print_json(result.report)
-    elif verbosity is not Verbosity.QUIET:
-        console = terminal.console()
-        print_table(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
+    else:
+        console = terminal.console(verbosity)
+        print_candidates(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
         if result.output is not None:
-            terminal.say(f"written to {result.output}: {_conclusion(result)}")
+            line = f"written to {result.output}: {_conclusion(result)}"
+            console.print(line, soft_wrap=True)
     if failure is not None:
         raise failure
 

@@ -11,13 +11,12 @@ from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows, refusal_notes
 from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
+from onnxfold.report.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-_OTHER_COLUMNS = 36  # of the table of norms: what it is, what it becomes, and what is between
-_LEAST_NAME = 12
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",
@@ -26,28 +25,6 @@ _BECOMES = {
     "deferred": "deferred",
     "keep": "-",
 }
-
-
-def table(words: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Return a table without rows; the columns of ``numbers`` stand behind and to the right."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in words:
-        made.add_column(heading, overflow="fold")
-    for heading in numbers:
-        made.add_column(heading, justify="right", overflow="fold")
-    return made
-
-
-def shortened(text: str, most: int) -> str:
-    """Return a text whose words have so many characters at most; the middle of long ones goes."""
-    head = (most - 1) // 2
-    tail = most - 1 - head
-    return " ".join(
-        word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
-        for word in text.split(" ")
-    )
 
 
 def print_norms(
@@ -59,16 +36,6 @@ def print_norms(
     """
     from rich.text import Text
 
-    most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
-    rows = table(("norm", "is", "becomes", "weights centred, or why not"))
-    for row in document["norms"]:
-        style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
-        rows.add_row(
-            Text(shortened(row["name"], most)),
-            Text(f"{row['kind']} {row['size']}"),
-            Text(_BECOMES[row["action"]], style=style),
-            Text(shortened(sentences.because(row), most)),
-        )
     _print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
         console.print(Text(f"note: {refusal['sentence']}"))
@@ -76,7 +43,9 @@ def print_norms(
         console.print("no norms")
         return
     if listed:
-        console.print(rows)
+        headings = ("norm", "is", "becomes", "weights centred, or why not")
+        rows = [_norm_cells(row) for row in document["norms"]]
+        print_table(console, headings, rows, names=(0, 3), full=full)
     console.print(Text(sentences.totals(document["summary"]), style="bold"))
     for line in (*sentences.tallied(document["norms"]), *sentences.staying(document["norms"])):
         console.print(Text(line))
@@ -90,18 +59,27 @@ def print_norms(
             console.print(Text(remark))
 
 
+def _norm_cells(row: Mapping[str, Any]) -> tuple[str | Text, ...]:
+    from rich.text import Text
+
+    style = "green" if row["action"] in ("layer_norm", "crms") or sentences.folds(row) else ""
+    becomes = Text(_BECOMES[row["action"]], style=style)
+    return row["name"], f"{row['kind']} {row['size']}", becomes, sentences.because(row)
+
+
 def print_figures(
     console: Console, document: Mapping[str, Any], *, every: bool, price: str | None = None
 ) -> None:
     """Print the table of before and after; what stays the same where ``every`` is true."""
     from rich.text import Text
 
-    rows = table([""], ("before", "after", "change"))
-    for row in figure_rows(document, every=every):
-        if every or row.before != row.after:
-            rows.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
-    if rows.row_count:
-        console.print(rows)
+    rows = [
+        (row.label, f"{row.before:,}", f"{row.after:,}", row.change)
+        for row in figure_rows(document, every=every)
+        if every or row.before != row.after
+    ]
+    if rows:
+        print_table(console, ("",), rows, ("before", "after", "change"), names=(0,), full=every)
         for note in (*figure_notes(document), *([] if price is None else [price])):
             console.print(Text(note))
     else:
@@ -112,11 +90,13 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per output and the verdict."""
     from rich.text import Text
 
-    rows = table(("output", "max error", "rms error", "rms of the original", "ratio"))
-    for row in document["outputs"]:
-        numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        rows.add_row(Text(row["name"]), *(digits(row[number], 3) for number in numbers))
-    console.print(rows)
+    numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
+    headings = ("output", "max error", "rms error", "rms of the original", "ratio")
+    rows = [
+        (row["name"], *(digits(row[number], 3) for number in numbers))
+        for row in document["outputs"]
+    ]
+    print_table(console, headings, rows, names=(0,))
     _print_limits(console, document)
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
@@ -128,19 +108,21 @@ def print_budget_verification(console: Console, document: Mapping[str, Any]) -> 
     """Print the errors of each output beside what the budget allows, and the verdict."""
     from rich.text import Text
 
-    rows = table(("output", "metric"), ("mean", "worst", "sample", "allowed"))
+    rows: list[tuple[str, ...]] = []
     for output in document["outputs"]:
         for metric, worst in output["worst"].items():
             numbers = (output["mean"][metric], worst)
-            rows.add_row(
-                Text(output["name"]),
+            limit = document["budget"].get(metric)
+            rows.append((
+                output["name"],
                 metric,
                 *(digits(number, 3) for number in numbers),
                 str(output["worst_sample"]),
-                digits(limit, 3) if (limit := document["budget"].get(metric)) is not None else "",
-            )
-    if rows.row_count:
-        console.print(rows)
+                "" if limit is None else digits(limit, 3),
+            ))  # fmt: skip
+    if rows:
+        headings = ("mean", "worst", "sample", "allowed")
+        print_table(console, ("output", "metric"), rows, headings, names=(0,))
     passed = document["passed"]
     verdict = "within the budget" if passed else f"NOT within the budget: {document['sentence']}"
     samples = sentences.counted(document["samples"], "sample")
@@ -226,9 +208,6 @@ def print_result(
         _print_output(console, report, source)
     if counted is not None and not verbose:
         console.print(Text(sentences.file_nodes(counted)))
-    if verbose:
-        spent = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in report["timing_s"].items())
-        console.print(Text(f"seconds: {spent}"))
 
 
 def _print_evidence(console: Console, report: Mapping[str, Any]) -> None:
