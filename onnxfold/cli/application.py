@@ -25,6 +25,7 @@ from onnxfold.cli.measure import measure
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.plot import plot
+from onnxfold.cli.project_file import project_options
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.triton import triton
@@ -85,8 +86,30 @@ def _common(
             "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    no_config: Annotated[
+        bool,
+        typer.Option(
+            "--no-config",
+            help="Read no options from onnxfold.toml or [tool.onnxfold] of pyproject.toml.",
+        ),
+    ] = False,
 ) -> None:
+    asks = {"-h", "--help"}.isdisjoint(sys.argv[1:]) and not context.resilient_parsing
+    if asks and not no_config:
+        _read_project_file(context)
     context.obj = terminal.chosen_verbosity(verbose=verbose, quiet=quiet)
+
+
+def _read_project_file(context: typer.Context) -> None:
+    """Let a file of the working folder give options, and say in a line which it gives here."""
+    commands = getattr(context.command, "commands", {})  # the group of all commands
+    found = project_options(commands)
+    if found is None:
+        return
+    where, context.default_map = found
+    names = ", ".join(context.default_map.get(str(context.invoked_subcommand), ()))
+    if names and {"-q", "--quiet"}.isdisjoint(sys.argv[1:]):
+        terminal.say(f"options from {where}: {names.replace('_', '-')}", err=True)
 
 
 for _command in (

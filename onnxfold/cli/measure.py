@@ -19,6 +19,7 @@ from onnxfold.cli.options import (
     written_file,
 )
 from onnxfold.cli.terminal import Verbosity
+from onnxfold.fleet import models_of
 
 _INTERRUPTED = 130
 
@@ -27,7 +28,9 @@ def measure(
     context: typer.Context,
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IN", help="The ONNX models, .onnx, measured one by one."),
+        typer.Argument(
+            metavar="IN", help="The ONNX models, .onnx, or folders of them, one by one."
+        ),
     ],
     data: Annotated[
         Path | None,
@@ -112,6 +115,7 @@ def measure(
             err=True,
         )
     documents = []
+    sources = [model for source in sources for model in models_of(source)]
     for number, source in enumerate(sources):
         kept = _kept(resume, number, len(sources))
         with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +12,11 @@ import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.cli.guard import note_work
+from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_many
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import CommandInterruptedError, UsageError
+from onnxfold.fleet import errands
 from onnxfold.options import Device
 
 if TYPE_CHECKING:
@@ -206,34 +209,20 @@ def _folder(
     as_json: bool,
 ) -> None:
     """Tune the models of a folder; the exit code is that of the worst."""
-    import json
-    from dataclasses import asdict
-
     from onnxfold import api
-    from onnxfold.report.document import write_text
-    from onnxfold.tuning.fleet import FleetRow, tune_folder
+    from onnxfold.tuning.tuner import tuned
 
-    if any(path.suffix != ".json" for path in report or ()):
-        raise UsageError("--report: the report on a folder is a .json file")
-
-    def told(row: FleetRow, done: int, total: int) -> None:
-        if verbosity is not Verbosity.QUIET and not as_json:
-            what = row.error or f"{row.winner}, {row.ratio or 1.0:.2f} times as fast"
-            terminal.say(f"{done} of {total}: {row.model}: {what}")
-
-    note_work(folder, target)
-    try:
-        rows = tune_folder(folder, target, api.tune_options(**given), ray=ray, told=told)
-    except KeyboardInterrupt as error:
-        raise CommandInterruptedError from error
-    document = {"models": [asdict(row) for row in rows]}
-    for path in report or ():
-        write_text(path, json.dumps(document, indent=2))
-    if as_json:
-        terminal.print_json(document)
-    worst = max(row.exit_code for row in rows)
-    if worst:
-        raise typer.Exit(worst)
+    check_many_reports(report)
+    wanted = api.tune_options(**given)
+    rows = run_many(
+        partial(tuned, wanted),
+        errands([folder], target),
+        lambda found: f"{found['winner']}, {found['ratio'] or 1.0:.2f} times as fast",
+        lines=shows_lines(verbosity, as_json=as_json),
+        ray=ray,
+        cpus=wanted.threads,
+    )
+    tell_many(rows, report, as_json=as_json)
 
 
 def _conclusion(result: TuneResult) -> str:

@@ -28,6 +28,7 @@ _ORDER = (
     "norms",
     "weights",
     "inputs",
+    "fleet",
     "runtime",
     "check",
     "proof",
