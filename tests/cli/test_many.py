@@ -210,7 +210,7 @@ def test_the_table_fits_80_columns_and_is_plain(
         "a_folder_of_models…models/encoder.onnx  3 of 4           1,300 -> 1,200  written",
         "b.onnx                                  -                -               failed",
     ]
-    assert "…" in lines[4]
+    assert "…" in lines[3]
     assert lines[-2:] == ["failed: b.onnx: there is no file", "2 models: 1 written, 1 failed"]
 
 
