@@ -99,6 +99,7 @@ MemoryOption = Annotated[
         "free.",
     ),
 ]
+ThreadsOption = Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of random inputs.")]
 RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")

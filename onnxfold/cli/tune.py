@@ -31,7 +31,7 @@ def tune(
     *,
     output: options.OutputOption = None,
     device: Annotated[Device, typer.Option(help="Where the model will run.")] = Device.CPU,
-    threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
+    threads: options.ThreadsOption = 1,
     precision: Annotated[
         list[str] | None,
         typer.Option(
