@@ -167,7 +167,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How many times faster than ``method`` our kernel is, should be, and could be at most."""
+    """How many times as fast as ``method`` our kernel is, should be, and could be at most."""
 
     case: str
     method: str

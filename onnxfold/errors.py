@@ -49,12 +49,12 @@ class UnchangedError(OnnxfoldError):
 
 
 class CommandInterruptedError(OnnxfoldError):
-    """The user ended a command, as by Ctrl-C, before it wrote anything."""
+    """The user ended a command, as by Ctrl-C; the message says what was written by then."""
 
     exit_code: ClassVar[int] = 130
 
-    def __init__(self) -> None:
-        super().__init__("interrupted, nothing was written")
+    def __init__(self, written: str = "nothing was written") -> None:
+        super().__init__(f"interrupted, {written}")
 
 
 class UsageError(OnnxfoldError):

@@ -21,9 +21,9 @@ from onnxfold.options import (
     target_named,
 )
 from onnxfold.passes.base import Settings
-from onnxfold.pipeline.error_context import error_context
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import decide_all, unwanted
+from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
 from onnxfold.report.document import inspection

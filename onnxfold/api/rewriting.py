@@ -30,8 +30,8 @@ from onnxfold.options import (
     member,
     target_named,
 )
-from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline import Result, run
+from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 
 _CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}

@@ -18,12 +18,14 @@ from onnxfold.cli.checkpoint import checkpoint
 from onnxfold.cli.convert import convert
 from onnxfold.cli.diff import diff
 from onnxfold.cli.explain import explain
+from onnxfold.cli.help import Command, Group
 from onnxfold.cli.inspect import inspect
 from onnxfold.cli.installation import doctor, lib_path
 from onnxfold.cli.measure import measure
 from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.plot import plot
+from onnxfold.cli.project_file import project_options
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.triton import triton
@@ -39,8 +41,8 @@ _NO_READER = 141  # 128 + SIGPIPE: what a shell sees of other tools, too
 
 app = typer.Typer(
     name="onnxfold",
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -60,9 +62,11 @@ app = typer.Typer(
 
     `onnxfold checkpoint DIR -o OUT` folds a Hugging Face checkpoint instead of an ONNX model.
 
-    Exit codes: 0 done and checked, also when there was nothing to do; 1 the check or the proof
-    failed and nothing was written; 2 bad usage; 3 a file cannot be read or written, the model is
-    not supported, or a package is missing.""",
+    Exit codes: **0** done and checked, also when there was nothing to do; **1** the check or the
+    proof failed and nothing was written, or `--fail-if-unchanged` is set and nothing changed;
+    **2** bad usage; **3** a file cannot be read or written, the model is not supported, a package
+    is missing, or a defect; **130** interrupted, as by Ctrl-C; **141** whoever read what is printed
+    has gone. Of several models: that of the worst.""",
 )
 
 
@@ -83,8 +87,30 @@ def _common(
             "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    no_config: Annotated[
+        bool,
+        typer.Option(
+            "--no-config",
+            help="Read no options from onnxfold.toml or [tool.onnxfold] of pyproject.toml.",
+        ),
+    ] = False,
 ) -> None:
+    asks = {"-h", "--help"}.isdisjoint(sys.argv[1:]) and not context.resilient_parsing
+    if asks and not no_config:
+        _read_project_file(context)
     context.obj = terminal.chosen_verbosity(verbose=verbose, quiet=quiet)
+
+
+def _read_project_file(context: typer.Context) -> None:
+    """Let a file of the working folder give options, and say in a line which it gives here."""
+    commands = getattr(context.command, "commands", {})  # the group of all commands
+    found = project_options(commands)
+    if found is None:
+        return
+    where, context.default_map = found
+    names = ", ".join(context.default_map.get(str(context.invoked_subcommand), ()))
+    if names and {"-q", "--quiet"}.isdisjoint(sys.argv[1:]):
+        terminal.say(f"options from {where}: {names.replace('_', '-')}", err=True)
 
 
 for _command in (
@@ -104,7 +130,7 @@ for _command in (
     doctor,
     lib_path,
 ):
-    app.command()(with_verbosity(_command))
+    app.command(cls=Command)(with_verbosity(_command))
 
 
 def fail(error: OnnxfoldError) -> NoReturn:

@@ -6,7 +6,13 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import InputsOption, JsonOption, ProvidersOption, SeedOption
+from onnxfold.cli.options import (
+    InputsOption,
+    JsonOption,
+    ProvidersOption,
+    SeedOption,
+    ThreadsOption,
+)
 
 
 def bench(
@@ -18,7 +24,7 @@ def bench(
         ),
     ],
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every model.")] = 30,
-    threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
+    threads: ThreadsOption = 1,
     inputs: InputsOption = None,
     seed: SeedOption = 0,
     providers: ProvidersOption = None,
@@ -46,4 +52,4 @@ def bench(
     if as_json:
         terminal.print_json(measured.to_json())
     else:
-        print_benchmark(terminal.console(), measured.to_json())
+        print_benchmark(terminal.console(context.obj), measured.to_json())

@@ -91,12 +91,13 @@ def checkpoint(
         terminal.warn(cautions.unmatched(exclude, [*result.folded, *result.left]))
     if as_json:
         terminal.print_json(result.to_json())
-    elif verbosity is not Verbosity.QUIET:
-        _print(result, verbose=verbosity is Verbosity.VERBOSE)
+    else:
+        _print(result, verbosity)
 
 
-def _print(result: CheckpointResult, *, verbose: bool) -> None:
-    console = terminal.console()
+def _print(result: CheckpointResult, verbosity: Verbosity) -> None:
+    console = terminal.console(verbosity)
+    verbose = verbosity is Verbosity.VERBOSE
     if verbose:
         for norm, layers in result.folded.items():
             into = f"into {', '.join(layers)}" if layers else "reads a stream of mean 0"

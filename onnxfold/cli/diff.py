@@ -42,8 +42,8 @@ def diff(
     if as_json:
         terminal.print_json(document)
     else:
-        every = context.obj is Verbosity.VERBOSE
-        printed.print_figures(terminal.console(), document, every=every)
+        console = terminal.console(context.obj)
+        printed.print_figures(console, document, every=context.obj is Verbosity.VERBOSE)
         for row in document.get("changes", ()):
             line = f"{_MARKS[row['change']]} {row['kind']} {row['name']}: {'; '.join(row['what'])}"
-            terminal.console().print(Text(line))
+            console.print(Text(line))

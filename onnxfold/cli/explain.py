@@ -10,6 +10,7 @@ from onnxfold.refusal import EXPLANATIONS, RefusalCode
 
 
 def explain(
+    context: typer.Context,
     code: Annotated[
         str | None,
         typer.Argument(metavar="[CODE]", help="A code of inspect, such as graph_output."),
@@ -18,14 +19,19 @@ def explain(
     """Say what the code of a refusal means, and what can be done. Without CODE: list all."""
     from rich.text import Text
 
-    console = terminal.console()
+    from onnxfold.report.tables import print_table
+
+    console = terminal.console(context.obj)
     if code is None:
-        width = max(map(len, RefusalCode))
-        for known in RefusalCode:
-            first = EXPLANATIONS[known].meaning.partition(". ")[0].partition(": ")[0].rstrip(".")
-            console.print(Text(f"{known.value:{width}}  {first}"))
+        print_table(console, ("", ""), [(known, _first(known)) for known in RefusalCode])
         return
     if code not in list(RefusalCode):
         raise UsageError(f"there is no refusal code '{code}'; 'onnxfold explain' lists them all")
     found = EXPLANATIONS[RefusalCode(code)]
-    console.print(Text(f"{code}\n\n{found.meaning}\n\nWhat to do: {found.remedy}"))
+    for paragraph in (code, "", found.meaning, "", f"What to do: {found.remedy}"):
+        console.print(Text(paragraph))
+
+
+def _first(code: RefusalCode) -> str:
+    """Return the first sentence on a code."""
+    return EXPLANATIONS[code].meaning.partition(". ")[0].partition(": ")[0].rstrip(".")

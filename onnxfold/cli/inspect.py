@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import options, terminal
+from onnxfold.cli.terminal import Verbosity
 from onnxfold.options import Defer, Folding, Target
 
 
@@ -29,7 +30,7 @@ def inspect(
     from rich.text import Text
 
     from onnxfold import api
-    from onnxfold.report import printed
+    from onnxfold.report import cautions, printed
 
     with terminal.progress(context.obj, model):
         document = api.inspect(
@@ -46,8 +47,9 @@ def inspect(
     if as_json:
         terminal.print_json(document.to_dict())
     else:
+        console = terminal.console(context.obj)
         for row in document.get("nodes", ()):
-            line = f"{row['operator']} {row['name']}: {row['what']}"
-            terminal.console().print(Text(line))
-        full = context.obj is terminal.Verbosity.VERBOSE
-        printed.print_norms(terminal.console(), document, full=full)
+            console.print(Text(f"{row['operator']} {row['name']}: {row['what']}"))
+        printed.print_norms(console, document, full=context.obj is Verbosity.VERBOSE)
+        if context.obj is Verbosity.QUIET:
+            terminal.warn(cautions.of_norms(document))

@@ -8,15 +8,16 @@ from onnxfold.cli import terminal
 from onnxfold.cli.options import JsonOption
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(context: typer.Context, as_json: JsonOption = False) -> None:
     """Show versions, execution providers and the kernel library, and test the kernels."""
-    from onnxfold.runtime.doctor import examine, print_examination
+    from onnxfold.report.printed_examination import print_examination
+    from onnxfold.runtime.doctor import examine
 
     document = examine()
     if as_json:
         terminal.print_json(document)
     else:
-        print_examination(terminal.console(), document)
+        print_examination(terminal.console(context.obj), document)
     if not document["healthy"]:
         raise typer.Exit(3)
 

@@ -18,16 +18,19 @@ from onnxfold.cli.options import (
     ReportOption,
     written_file,
 )
+from onnxfold.cli.terminal import Verbosity
+from onnxfold.fleet import models_of
 
 _INTERRUPTED = 130
-_OTHER_COLUMNS, _LEAST_NAME = 68, 12  # of the table, in characters
 
 
 def measure(
     context: typer.Context,
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IN", help="The ONNX models, .onnx, measured one by one."),
+        typer.Argument(
+            metavar="IN", help="The ONNX models, .onnx, or folders of them, one by one."
+        ),
     ],
     data: Annotated[
         Path | None,
@@ -112,6 +115,7 @@ def measure(
             err=True,
         )
     documents = []
+    sources = [model for source in sources for model in models_of(source)]
     for number, source in enumerate(sources):
         kept = _kept(resume, number, len(sources))
         with (
@@ -139,8 +143,7 @@ def measure(
             )
         documents.append(document)
         if not as_json:
-            full = context.obj is terminal.Verbosity.VERBOSE
-            _print(document, time.perf_counter() - start, full=full)
+            _print(document, time.perf_counter() - start, context.obj)
         start = time.perf_counter()
         if not document["complete"]:
             break
@@ -177,30 +180,28 @@ def _interrupted_once() -> Iterator[None]:
             signal.signal(signal.SIGINT, usual)
 
 
-def _print(document: dict[str, Any], seconds: float, *, full: bool) -> None:
+def _print(document: dict[str, Any], seconds: float, verbosity: Verbosity) -> None:
     from onnxfold.geometry.page import norm_cells, summary
-    from onnxfold.report.printed import shortened, table
+    from onnxfold.report.tables import print_table
 
     measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
-    console = terminal.console()
-    most = console.width if full else max(console.width - _OTHER_COLUMNS, _LEAST_NAME)
-    rows = table(("norm", "kind", "size"), measured)
-    for column in rows.columns[:3]:
-        column.no_wrap = True  # numbers wrap at their spaces
-    for norm, (name, kind, size, *numbers) in zip(
-        document["norms"], norm_cells(document), strict=True
-    ):
-        count = f"{norm['before']['norm']['count']:,}"
-        rows.add_row(shortened(name, most), kind, size, count, *numbers)
+    console, full = terminal.console(verbosity), verbosity is Verbosity.VERBOSE
+    rows = [
+        (*cells[:3], f"{norm['before']['norm']['count']:,}", *cells[3:])
+        for norm, cells in zip(document["norms"], norm_cells(document), strict=True)
+    ]
     if document["model"] is not None:
         console.print(document["model"], markup=False, highlight=False)
-    console.print(rows)
+    print_table(console, ("norm", "kind", "size"), rows, measured, names=(0,), full=full)
     rate = document["rows"] / seconds
     console.print(f"{summary(document)} ({seconds:.1f} s, {rate:,.1f} rows/s)", highlight=False)
     for norm in document["refused"]:
         console.print(f"not measured: {norm['name']}: {norm['reason']}", markup=False)
-    for norm in document["norms"]:
-        if norm["unmasked"]:
-            console.print(f"padding counts too: {norm['name']}", markup=False)
-    for reason in document["bad_shards"]:
-        console.print(f"left out: {reason}", markup=False)
+    cautions = [
+        f"padding counts too: {norm['name']}" for norm in document["norms"] if norm["unmasked"]
+    ]
+    cautions += [f"left out: {reason}" for reason in document["bad_shards"]]
+    if verbosity is Verbosity.QUIET:
+        terminal.warn(cautions)
+    for caution in cautions:
+        console.print(caution, markup=False)

@@ -5,7 +5,7 @@ and one that only converts the norms all of :class:`CheckedOptions`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -99,6 +99,7 @@ MemoryOption = Annotated[
         "free.",
     ),
 ]
+ThreadsOption = Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of random inputs.")]
 RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
@@ -278,6 +279,23 @@ def given_options(context: typer.Context) -> dict[str, str]:
             several = isinstance(value, list | tuple)  # a tuple before Typer 0.16
             given[str(parameter.name)] = ", ".join(value) if several else str(value)
     return given
+
+
+def words_of(context: typer.Context, without: Collection[str]) -> list[str]:
+    """Return the words of the command line that give the options again that a user has given."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name in without or source is None or source.name == "DEFAULT":
+            continue
+        value, (option, *_) = context.params[name], parameter.opts
+        if isinstance(value, bool):
+            words += [option] if value else [*parameter.secondary_opts[:1]]
+        else:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                words.append(f"{option}={each}")
+    return words
 
 
 def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:

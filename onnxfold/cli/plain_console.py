@@ -7,17 +7,34 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxfold.errors import InvariantError, printable
+from onnxfold.report.tables import broken, shortened
 
 
 class PlainConsole(Console):
-    """Prints texts, and tables of texts, without what a terminal or Rich would obey in them."""
+    """Prints texts, and tables of texts, without what a terminal or Rich would obey in them.
 
-    def __init__(self, *, width: int | None, stderr: bool = False) -> None:
-        super().__init__(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
+    A word longer than a line, as a name may be, loses its middle, unless names are to be ``full``:
+    then the line ends between the parts of the name.
+    """
+
+    def __init__(self, *, width: int | None, quiet: bool = False, full: bool = False) -> None:
+        super().__init__(width=width, quiet=quiet, highlight=False, markup=False, emoji=False)
+        self._full = full
 
     def print(self, *objects: Any, **named: Any) -> None:
         """Print as Rich does."""
-        super().print(*(_plain(each) for each in objects), **named)
+        shown = [_plain(each) for each in objects]
+        if not named.get("soft_wrap"):
+            shown = [self._fitted(each) for each in shown]
+        super().print(*shown, **named)
+
+    def _fitted(self, shown: str | Text | Table) -> str | Text | Table:
+        """Return what to print in the place of a text with words longer than a line."""
+        text = str(shown)
+        if isinstance(shown, Table) or max(map(len, text.split(" "))) <= self.width:
+            return shown
+        lines = broken(text, self.width) if self._full else [shortened(text, self.width)]
+        return Text("\n".join(lines), shown.style if isinstance(shown, Text) else "")
 
 
 def _plain(shown: Any) -> Any:

@@ -11,6 +11,7 @@ from onnxfold.errors import UsageError
 
 
 def plot(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -43,4 +44,6 @@ def plot(
     reports = read_measurements(files)
     write_measurements(reports, report or [], output)
     written = [str(path) for path in (*(report or []), output) if path is not None]
-    terminal.say(f"drew {len(reports)} measurement{'s' * (len(reports) > 1)}: {', '.join(written)}")
+    terminal.console(context.obj).print(
+        f"drew {len(reports)} measurement{'s' * (len(reports) > 1)}: {', '.join(written)}"
+    )

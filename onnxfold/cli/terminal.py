@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,12 @@ _DOINGS = {
     "prove": "proving the result from its weights",
     "save": "writing the weights",
     "verify": "comparing with a float64 run",
-    "count": "counting operators before and after",
+    "count": "counting operators",
+    "sessions": "counting what sessions execute",
     "measure": "measuring what norms read and write",
+    "bench": "timing the models in turns",
 }
-_TURNS = frozenset({"analyse", "rewrite", "prove"})
+_TURNS = frozenset({"analyse", "rewrite", "prove", "count"})
 
 
 Listener = Callable[[str, float], None]  # stage, fraction done
@@ -119,12 +121,17 @@ def print_json(document: dict[str, Any]) -> None:
     say(json.dumps(document, indent=2))
 
 
-def console() -> Console:
-    """Return a console on standard output: as wide as the terminal or COLUMNS, else unbroken."""
+def console(verbosity: Verbosity) -> Console:
+    """Return a console on standard output: as wide as the terminal or COLUMNS, else unbroken.
+
+    A quiet one prints nothing, whatever the command: only what is for machines is printed then, and
+    warnings and errors.
+    """
     from onnxfold.cli.plain_console import PlainConsole
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBROKEN_WIDTH
-    return PlainConsole(width=width)
+    quiet, full = (verbosity is kind for kind in (Verbosity.QUIET, Verbosity.VERBOSE))
+    return PlainConsole(width=width, quiet=quiet, full=full)
 
 
 def tell_result(
@@ -148,7 +155,7 @@ def tell_result(
         warn(cautions.of_result(report))
     else:
         verbose = verbosity is Verbosity.VERBOSE
-        print_result(console(), report, verbose=verbose, source=source)
+        print_result(console(verbosity), report, verbose=verbose, source=source)
 
 
 @contextmanager
@@ -157,8 +164,8 @@ def progress(
 ) -> Iterator[Listener]:
     """Note what is done, to `model` and into `folder`, and show it.
 
-    On a terminal as a bar; elsewhere as one of the ``lines`` on standard output for each stage,
-    so that standard error holds nothing but an error.
+    On a terminal as a bar; elsewhere, or where much is to be said, as one of the ``lines`` on
+    standard output for each stage, so that standard error holds nothing but an error.
 
     Raises CommandInterruptedError in the place of KeyboardInterrupt, of which Typer says nothing.
     """
@@ -176,38 +183,38 @@ def _shown(verbosity: Verbosity, *, lines: bool) -> Iterator[Listener]:
     def note(stage: str, done: float) -> None:
         note_stage(stage, ended=done >= 1.0)
 
-    if verbosity is Verbosity.QUIET:
-        yield note
-    elif is_watched():
-        with _bars() as show:
-            yield _both(note, show)
-    elif lines:
-        with _stage_lines() as show:
-            yield _both(note, show)
-    else:
-        yield note
+    listeners: list[Listener] = [note]
 
-
-def _both(first: Listener, second: Listener) -> Listener:
     def listen(stage: str, done: float) -> None:
-        first(stage, done)
-        second(stage, done)
+        for listener in listeners:
+            listener(stage, done)
 
-    return listen
+    with ExitStack() as shown:
+        if verbosity is not Verbosity.QUIET:
+            watched = is_watched()
+            if watched:
+                listeners.append(shown.enter_context(_bars()))
+            if lines and (not watched or verbosity is Verbosity.VERBOSE):
+                listeners.append(shown.enter_context(_stage_lines()))
+        yield listen
 
 
 @contextmanager
 def _stage_lines() -> Iterator[Listener]:
     """Write a line for each stage that has ended, with its seconds: for logs.
 
-    The passes take turns in the stages of :data:`_TURNS`, which end together.
+    The passes take turns in the stages of :data:`_TURNS`, which end together. A stage that comes
+    again belongs to another attempt, without what failed in the first, and its line says so.
     """
     spent: dict[str, float] = {}
+    told: set[str] = set()
     last = time.perf_counter()
 
     def tell() -> None:
         for stage, seconds in spent.items():
-            say(f"{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
+            again = "again: " if stage in told else ""
+            say(f"{again}{_DOINGS.get(stage, stage)}: {seconds:.1f} s")
+        told.update(spent)
         spent.clear()
 
     def show(stage: str, done: float) -> None:

@@ -85,7 +85,6 @@ def triton(
     with terminal.progress(verbosity, model, repository) as progress:
         published = publish(model, deployment, progress=progress, **fold.keywords())
     terminal.tell_result(published.report, report, verbosity, as_json=False, source=model)
+    printed.print_triton(terminal.console(verbosity), published.report)
     if verbosity is Verbosity.QUIET:
         terminal.warn(cautions.of_deployment(published.report))
-    else:
-        printed.print_triton(terminal.console(), published.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +12,11 @@ import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.cli.guard import note_work
+from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_many
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import CommandInterruptedError, UsageError
+from onnxfold.fleet import errands
 from onnxfold.options import Device
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def tune(
     *,
     output: options.OutputOption = None,
     device: Annotated[Device, typer.Option(help="Where the model will run.")] = Device.CPU,
-    threads: Annotated[int, typer.Option(metavar="N", help="Threads within an operator.")] = 1,
+    threads: options.ThreadsOption = 1,
     precision: Annotated[
         list[str] | None,
         typer.Option(
@@ -173,7 +176,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from onnxfold import api
-    from onnxfold.tuning.tune_table import print_table
+    from onnxfold.tuning.tune_table import print_candidates
     from onnxfold.tuning.tuner import TuneFailed
 
     failure: TuneFailed | None = None
@@ -185,11 +188,12 @@ def _one(
     _write_reports(result, report)
     if as_json:
         terminal.print_json(result.report)
-    elif verbosity is not Verbosity.QUIET:
-        console = terminal.console()
-        print_table(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
+    else:
+        console = terminal.console(verbosity)
+        print_candidates(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
         if result.output is not None:
-            terminal.say(f"written to {result.output}: {_conclusion(result)}")
+            line = f"written to {result.output}: {_conclusion(result)}"
+            console.print(line, soft_wrap=True)
     if failure is not None:
         raise failure
 
@@ -205,34 +209,20 @@ def _folder(
     as_json: bool,
 ) -> None:
     """Tune the models of a folder; the exit code is that of the worst."""
-    import json
-    from dataclasses import asdict
-
-    from onnxfold.report.document import write_text
-    from onnxfold.tuning.fleet import FleetRow, tune_folder
     from onnxfold.tuning.options import tune_options
+    from onnxfold.tuning.tuner import tuned
 
-    if any(path.suffix != ".json" for path in report or ()):
-        raise UsageError("--report: the report on a folder is a .json file")
-
-    def told(row: FleetRow, done: int, total: int) -> None:
-        if verbosity is not Verbosity.QUIET and not as_json:
-            what = row.error or f"{row.winner}, {row.ratio or 1.0:.2f} times as fast"
-            terminal.say(f"{done} of {total}: {row.model}: {what}")
-
-    note_work(folder, target)
-    try:
-        rows = tune_folder(folder, target, tune_options(**given), ray=ray, told=told)
-    except KeyboardInterrupt as error:
-        raise CommandInterruptedError from error
-    document = {"models": [asdict(row) for row in rows]}
-    for path in report or ():
-        write_text(path, json.dumps(document, indent=2))
-    if as_json:
-        terminal.print_json(document)
-    worst = max(row.exit_code for row in rows)
-    if worst:
-        raise typer.Exit(worst)
+    check_many_reports(report)
+    wanted = tune_options(**given)
+    rows = run_many(
+        partial(tuned, wanted),
+        errands([folder], target),
+        lambda found: f"{found['winner']}, {found['ratio'] or 1.0:.2f} times as fast",
+        lines=shows_lines(verbosity, as_json=as_json),
+        ray=ray,
+        cpus=wanted.threads,
+    )
+    tell_many(rows, report, as_json=as_json)
 
 
 def _conclusion(result: TuneResult) -> str:

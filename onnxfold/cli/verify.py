@@ -91,6 +91,6 @@ def verify(
         terminal.warn(verification.notes if metric else cautions.of_check(verification.to_json()))
     else:
         shown = printed.print_budget_verification if metric else printed.print_verification
-        shown(terminal.console(), verification.to_json())
+        shown(terminal.console(context.obj), verification.to_json())
     if not verification.passed:
         raise typer.Exit(VerificationError.exit_code)

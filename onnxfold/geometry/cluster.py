@@ -4,25 +4,18 @@ Actors are spread over the nodes, since each holds a session and its threads.  R
 again, on any node, when its process or node dies, and gives it its shard again.
 """
 
-import socket
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from onnxfold.errors import ModelError, UsageError, one_line
+from onnxfold.errors import ModelError, one_line
+from onnxfold.fleet import LOCAL, connected
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.work import MOST_DEATHS, BadShard, Task, WholeSession, measured_shard
 from onnxfold.inputs.data import Shard
-from onnxfold.inputs.data.shards import optional
-
-LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
-
-
-_PATIENCE_S = 10.0
 
 
 class _Worker:
@@ -52,34 +45,6 @@ def in_cluster(
     """
     with connected(address, "measuring on a cluster") as ray:
         yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
-
-
-@contextmanager
-def connected(address: str, doing: str) -> Iterator[Any]:
-    """Connect to the cluster at an address, and give Ray.
-
-    Raises UsageError where Ray is not installed or there is no such cluster.
-    """
-    ray = optional("ray", "ray", doing, "ray")
-    try:
-        _await(address)
-        ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(f"--ray '{address}': {one_line(error)}") from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _await(address: str) -> None:
-    """Connect to HOST:PORT, where Ray would try for minutes and then end the process.
-
-    Raises OSError where nothing answers.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
 
 
 def _by_actors(

@@ -49,7 +49,7 @@ def count(
     """
     if folded.model is source.model:
         return None
-    with timer.stage("count"):
+    with timer.stage("sessions"):
         paths = None
         if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
             paths = (source.path, path)

@@ -9,13 +9,11 @@ from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
+from onnxfold.report.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-_OTHER_COLUMNS = 36  # of the table of norms: what it is, what it becomes, and what is between
-_LEAST_NAME = 12
 NORM_HEADINGS = ("norm", "is", "becomes", "weights centred, or why not")
 _BECOMES = {
     "rms": "RMSNorm",
@@ -25,28 +23,6 @@ _BECOMES = {
     "deferred": "deferred",
     "keep": "-",
 }
-
-
-def table(words: Sequence[str], numbers: Sequence[str] = ()) -> Table:
-    """Return a table without rows; the columns of ``numbers`` stand behind and to the right."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in words:
-        made.add_column(heading, overflow="fold")
-    for heading in numbers:
-        made.add_column(heading, justify="right", overflow="fold")
-    return made
-
-
-def shortened(text: str, most: int) -> str:
-    """Return a text whose words have so many characters at most; the middle of long ones goes."""
-    head = (most - 1) // 2
-    tail = most - 1 - head
-    return " ".join(
-        word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
-        for word in text.split(" ")
-    )
 
 
 def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = False) -> None:
@@ -73,17 +49,12 @@ def print_norm_table(console: Console, document: Mapping[str, Any], *, full: boo
     """Print one row per norm; those that nobody would fold where the table is to be ``full``."""
     from rich.text import Text
 
-    most = console.width if full else max((console.width - _OTHER_COLUMNS) // 2, _LEAST_NAME)
-    rows = table(NORM_HEADINGS)
-    for name, kind, becomes, why, folded in norm_rows(document, full=full):
-        rows.add_row(
-            Text(shortened(name, most)),
-            Text(kind),
-            Text(becomes, style="green" if folded else ""),
-            Text(shortened(why, most)),
-        )
-    if rows.row_count:
-        console.print(rows)
+    rows = [
+        (name, kind, Text(becomes, style="green" if folded else ""), why)
+        for name, kind, becomes, why, folded in norm_rows(document, full=full)
+    ]
+    if rows:
+        print_table(console, NORM_HEADINGS, rows, names=(0, 3), full=full)
 
 
 def norm_rows(document: Mapping[str, Any], *, full: bool) -> list[tuple[str, str, str, str, bool]]:
@@ -113,12 +84,13 @@ def print_figures(
     """Print the table of before and after; what stays the same where ``every`` is true."""
     from rich.text import Text
 
-    rows = table([""], ("before", "after", "change"))
-    for row in figure_rows(document, every=every):
-        if every or row.before != row.after:
-            rows.add_row(Text(row.label), f"{row.before:,}", f"{row.after:,}", row.change)
-    if rows.row_count:
-        console.print(rows)
+    rows = [
+        (row.label, f"{row.before:,}", f"{row.after:,}", row.change)
+        for row in figure_rows(document, every=every)
+        if every or row.before != row.after
+    ]
+    if rows:
+        print_table(console, ("",), rows, ("before", "after", "change"), names=(0,), full=every)
         for note in (*figure_notes(document), *([] if price is None else [price])):
             console.print(Text(note))
     else:
@@ -129,11 +101,13 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per output and the verdict."""
     from rich.text import Text
 
-    rows = table(("output", "max error", "rms error", "rms of the original", "ratio"))
-    for row in document["outputs"]:
-        numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
-        rows.add_row(Text(row["name"]), *(digits(row[number], 3) for number in numbers))
-    console.print(rows)
+    numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
+    headings = ("output", "max error", "rms error", "rms of the original", "ratio")
+    rows = [
+        (row["name"], *(digits(row[number], 3) for number in numbers))
+        for row in document["outputs"]
+    ]
+    print_table(console, headings, rows, names=(0,))
     for note in check_limits(document):
         console.print(Text(note))
     print_cautions(console, cautions.of_check(document))
@@ -147,19 +121,21 @@ def print_budget_verification(console: Console, document: Mapping[str, Any]) -> 
     """Print the errors of each output beside what the budget allows, and the verdict."""
     from rich.text import Text
 
-    rows = table(("output", "metric"), ("mean", "worst", "sample", "allowed"))
+    rows: list[tuple[str, ...]] = []
     for output in document["outputs"]:
         for metric, worst in output["worst"].items():
             numbers = (output["mean"][metric], worst)
-            rows.add_row(
-                Text(output["name"]),
+            limit = document["budget"].get(metric)
+            rows.append((
+                output["name"],
                 metric,
                 *(digits(number, 3) for number in numbers),
                 str(output["worst_sample"]),
-                digits(limit, 3) if (limit := document["budget"].get(metric)) is not None else "",
-            )
-    if rows.row_count:
-        console.print(rows)
+                "" if limit is None else digits(limit, 3),
+            ))  # fmt: skip
+    if rows:
+        headings = ("mean", "worst", "sample", "allowed")
+        print_table(console, ("output", "metric"), rows, headings, names=(0,))
     passed = document["passed"]
     verdict = "within the budget" if passed else f"NOT within the budget: {document['sentence']}"
     samples = sentences.counted(document["samples"], "sample")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.report.printed import table
+from onnxfold.report.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,9 +22,8 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
     letters = _letters(measured)
     for model, letter in letters.items():
         console.print(Text(f"{letter}: {model}"), soft_wrap=True)
-    rows = table(("", "kernels"), ("ms", "20% to 80%", "times as fast", "20% to 80%"))
-    for row in measured:
-        rows.add_row(
+    rows = [
+        (
             letters[row["model"]],
             "onnxfold's" if row["kernels"] else "stock",
             f"{row['median_ms']:.3f}",
@@ -32,7 +31,10 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
             f"{row['speed']:.2f}",
             f"{row['speed_p20']:.2f} to {row['speed_p80']:.2f}",
         )
-    console.print(rows)
+        for row in measured
+    ]
+    headings = ("ms", "20% to 80%", "times as fast", "20% to 80%")
+    print_table(console, ("", "kernels"), rows, headings)
     for row in measured[1:]:
         console.print(Text(_verdict(row, measured[0], letters), style="bold"))
     for row in measured:

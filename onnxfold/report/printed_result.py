@@ -15,8 +15,8 @@ from onnxfold.report.printed import (
     checked,
     print_figures,
     print_norm_table,
-    shortened,
 )
+from onnxfold.report.tables import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,24 +7,19 @@ there and does not work is.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.native import built
 from onnxfold.runtime import cuda
 from onnxfold.runtime.library import CUDA_PROVIDERS, SelfTest, get_library_path, self_test
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _PACKAGES = ("onnxfold", "onnx", "onnx-ir", "numpy", "scipy")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _INSTALL_RUNTIME = "pip install 'onnxfold[ort]'"
-_ABSENT = "not built; models run without them, by the bodies of their functions"
 
 
 def examine() -> dict[str, Any]:
@@ -62,36 +57,6 @@ def examine() -> dict[str, Any]:
         "problems": problems,
         "healthy": not problems,
     }
-
-
-def print_examination(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what :func:`examine` found: one line per fact, then the verdict."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("python", Text(f"{document['python']}, {document['machine']}"))
-    for name, found in document["packages"].items():
-        table.add_row(name, Text(found or "not installed"))
-    runtime = document["onnxruntime"]
-    providers = ", ".join(runtime["providers"])
-    remedy = f"not installed: {runtime['install']}"
-    shown = f"{runtime['version']} ({providers})" if runtime["version"] else remedy
-    table.add_row("onnxruntime", Text(shown))
-    for device, library in document["kernels"].items():
-        table.add_row(f"{device} kernels", Text(library["path"] or _ABSENT))
-    table.add_row("weights", Text(document["weights"] or "not built; numpy edits them, slower"))
-    table.add_row("cuda", Text(_cuda_line(document["cuda"])))
-    table.add_row("self-test", Text(_test_line(document["self_test"])))
-    if document["cuda_self_test"] is not None:
-        table.add_row("cuda self-test", Text(_test_line(document["cuda_self_test"])))
-    console.print(table)
-    for problem in document["problems"]:
-        console.print(Text(f"problem: {problem}", style="bold red"))
-    if document["healthy"]:
-        console.print(Text("healthy: all that is installed works", style="bold green"))
 
 
 def _path(path: Path | None) -> str | None:
@@ -148,24 +113,3 @@ def _tested(provider: str, problems: list[str]) -> SelfTest | None:
             f"{len(test.failures)} of {test.cases} kernel tests fail: {test.failures[0]}"
         )
     return test
-
-
-def _cuda_line(found: Mapping[str, Any]) -> str:
-    parts = ["no driver"]
-    if found["driver"] is not None:
-        devices = [
-            f"{d['name']} ({cuda.capability_text(d['capability'])})" for d in found["devices"]
-        ]
-        parts = [f"driver for CUDA {found['driver']}", ", ".join(devices) or "no device"]
-    if found["compiled"] is not None:
-        build = found["compiled"]
-        *known, ptx = map(cuda.capability_text, (*build["architectures"], build["ptx"]))
-        parts.append(f"kernels of CUDA {build['runtime']} for {', '.join(known)}, PTX {ptx}")
-    return "; ".join(parts)
-
-
-def _test_line(test: Mapping[str, Any] | None) -> str:
-    if test is None:
-        return "not run"
-    verdict = "passed" if test["passed"] else "FAILED"
-    return f"{verdict}: {test['cases']} cases, worst error {test['worst']:.2g} of its bound"

@@ -8,8 +8,6 @@ model under load is not held up by it.
 """
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +16,10 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.errors import ModelError, OnnxfoldError, UsageError, VerificationError
+from onnxfold.errors import ModelError, OnnxfoldError
 from onnxfold.options import Target
 from onnxfold.passes.lower.finalize import written_for
-
-_BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
-_PREFIX = "onnxfold: "
+from onnxfold.pipeline.apart import optimized_apart
 
 
 def is_for_kernels(path: Path) -> bool:
@@ -67,14 +63,8 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _optimize(path: Path, output: Path) -> None:
-    words = ("-q", "optimize", str(path), "-o", str(output), "--target", Target.KERNELS.value)
-    done = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "onnxfold", *words], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        error = _BY_EXIT_CODE.get(done.returncode, OnnxfoldError)
-        raise error(
-            f"cannot optimize '{path}': {said[-1].removeprefix(_PREFIX)} "
-            "(serve the model as it is with --no-optimize)"
-        )
+    try:
+        optimized_apart(path, output, ("--target", Target.KERNELS.value))
+    except OnnxfoldError as error:
+        remedy = "(serve the model as it is with --no-optimize)"
+        raise type(error)(f"cannot optimize '{path}': {error} {remedy}") from error

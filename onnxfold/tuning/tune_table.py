@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from onnxfold.report.tables import print_table
 
 # Statuses whose candidates have a line of their own, and what sums up the others.
 _SUMMED = {
@@ -26,21 +27,18 @@ _UNITS = {
 }
 
 
-def print_table(console: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
+def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
     """Print right candidates, the fastest first, then those that are not right, with the reason."""
     candidates: Sequence[Mapping[str, Any]] = report["candidates"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("chain", overflow="fold")
-    for name in ("nodes", "error", "ms", "times as fast"):
-        table.add_column(name, justify="right", no_wrap=name != "error")
+    rows: list[tuple[str | Text, ...]] = []
     right = [row for row in candidates if row["status"] == "right"]
     for row in sorted(right, key=lambda row: -(row["ratio"] or 0.0)):
         style = "bold green" if row["name"] == report["winner"] else ""
-        table.add_row(
+        rows.append((
             Text(row["name"] + " *" * row["kernels"], style=style), str(row["session_nodes"]),
             shown_error(row["errors"]), shown_number(row["milliseconds"]), shown_ratio(row),
-        )  # fmt: skip
-    console.print(table)
+        ))  # fmt: skip
+    print_table(console, ("chain",), rows, ("nodes", "error", "ms", "times as fast"))
     for row in candidates:
         if row["status"] in ("wrong", "failed"):
             console.print(Text(f"{row['status']}: {row['name']}: {row['reason']}"), soft_wrap=False)

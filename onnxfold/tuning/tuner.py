@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxfold import model_io
 from onnxfold.check.memory import available_bytes
@@ -77,6 +78,17 @@ def tune(
             raise TuneFailed(_why_none(search.candidates, options), result)
         result.output = publish(found, source, Path(output), options, result.report)
     return result
+
+
+def tuned(options: TuneOptions, model: Path, output: Path | None) -> dict[str, Any]:
+    """Tune one of many models and return the chain that was written and its gain."""
+    if output is None:
+        raise UsageError(f"{model}: say where to write the result")
+    kept = options.keep_candidates
+    if kept is not None:
+        options = replace(options, keep_candidates=kept / model.stem)
+    winner = tune(model, output, options).winner
+    return {} if winner is None else {"winner": winner.name, "ratio": winner.ratio}
 
 
 def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener | None) -> Search:

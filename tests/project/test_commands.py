@@ -18,6 +18,7 @@ from tests.project.test_readme import ROOT, blocks, run
 # The test that runs all of a page as printed.
 RUN_BY = {
     "README.md": "tests/project/test_newcomer.py",
+    "command_line.md": "tests/cli/test_command_line_page.py",
     "exporting.md": "tests/training/test_training_pages.py",
     "geometry.md": "tests/geometry/test_page.py",
     "index.md": "tests/project/test_readme.py",

@@ -31,6 +31,7 @@ _ORDER = (
     "streams",
     "targets",
     "inputs",
+    "fleet",
     "runtime",
     "check",
     "proof",

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from onnxfold.errors import OnnxfoldError
+from onnxfold.report.printed_examination import print_examination
 from onnxfold.runtime import cuda, doctor
-from onnxfold.runtime.doctor import examine, print_examination
+from onnxfold.runtime.doctor import examine
 from onnxfold.runtime.library import SelfTest
 
 

@@ -15,7 +15,7 @@ from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.tune_page import page
 from onnxfold.tuning.tune_result import TuneResult, document
-from onnxfold.tuning.tune_table import print_table
+from onnxfold.tuning.tune_table import print_candidates
 
 
 def _candidate(*chain: str, **known: Any) -> Candidate:
@@ -45,7 +45,7 @@ def report() -> dict[str, Any]:
 
 def _printed(report: dict[str, Any], *, verbose: bool = False) -> str:
     text = io.StringIO()
-    print_table(Console(file=text, width=80), report, verbose=verbose)
+    print_candidates(Console(file=text, width=80), report, verbose=verbose)
     return text.getvalue()
 
 

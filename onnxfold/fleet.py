@@ -1,0 +1,195 @@
+"""Many models: which they are, where their results go, and the work on each, here or on Ray.
+
+Models are spread, never the parts of one.  What goes wrong with one is its row, and the others go
+on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, UsageError, one_line
+from onnxfold.inputs.data.shards import optional
+
+LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A model, and where its result goes; None where nothing is written."""
+
+    model: Path
+    output: Path | None
+
+
+# The work on a model gives what is to be known of it, or raises an OnnxfoldError. Ray pickles it.
+Work = Callable[[Path, Path | None], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRow:
+    """What came of one model: what the work found, or the error."""
+
+    model: str
+    output: str | None
+    found: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON document: what was found beside the other fields."""
+        known = {"model": self.model, "output": self.output}
+        return {**known, **self.found, "error": self.error, "exit_code": self.exit_code}
+
+    @property
+    def failure(self) -> str | None:
+        """The error, which names the model; None without one."""
+        if self.error is None or self.model in self.error:
+            return self.error
+        return f"{self.model}: {self.error}"
+
+
+def models_of(path: Path, without: Path | None = None) -> list[Path]:
+    """Return a model, or every .onnx file under a folder but those under the folder ``without``.
+
+    Raises UsageError for a folder without any.
+    """
+    if not path.is_dir():
+        return [path]
+    left = None if without is None else without.resolve()
+    found = sorted(
+        file
+        for file in path.rglob("*.onnx")
+        if file.is_file() and (left is None or left not in file.resolve().parents)
+    )
+    if not found:
+        raise UsageError(f"{path}: it holds no .onnx file")
+    return found
+
+
+def errands(given: Sequence[Path], folder: Path | None) -> list[Errand]:
+    """Return every model that is given, a folder's in the same places under the folder of results.
+
+    Raises UsageError for a folder without models, for a folder of results that is a file, where two
+    results would have one path, and where one would replace a model.
+    """
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: it is a file; name a folder for the results")
+    models: dict[str, Errand] = {}
+    for path in given:
+        root = path if path.is_dir() else path.parent
+        for model in models_of(path, folder):
+            output = None if folder is None else folder / model.relative_to(root)
+            models.setdefault(os.path.realpath(model), Errand(model, output))
+    taken: dict[str, Path] = {}
+    for errand in models.values():
+        if errand.output is None:
+            continue
+        place = os.path.realpath(errand.output)
+        if place in models:
+            raise UsageError(f"{folder}: '{errand.output}' is a model; name a folder of its own")
+        if place in taken:
+            both = f"'{taken[place]}' and '{errand.model}'"
+            raise UsageError(f"{both} would both be written to '{errand.output}'; rename one")
+        taken[place] = errand.model
+    return list(models.values())
+
+
+def spread(
+    work: Work, todo: Sequence[Errand], *, jobs: int = 1, ray: str | None = None, cpus: int = 1
+) -> Iterator[FleetRow]:
+    """Yield the rows of models as they are done, ``jobs`` of them at once.
+
+    ``ray`` is the address of a cluster whose nodes find all files under their paths, and each of
+    whose tasks takes so many ``cpus``; "local" starts one here.  Raises UsageError without Ray or
+    the cluster.
+    """
+    if ray is not None:
+        yield from _in_cluster(work, todo, ray, cpus)
+    elif jobs == 1:  # in this thread, which an interrupt reaches
+        yield from (attempted(work, errand) for errand in todo)
+    else:
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            tasks = [pool.submit(attempted, work, errand) for errand in todo]
+            yield from (task.result() for task in as_completed(tasks))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def attempted(work: Work, errand: Errand) -> FleetRow:
+    """Do the work on one model; what goes wrong is in its row."""
+    output, names = errand.output, _names(errand)
+    try:
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+        return FleetRow(*names, work(errand.model, output))
+    except OnnxfoldError as error:
+        return FleetRow(*names, error=str(error), exit_code=error.exit_code)
+    except OSError as error:
+        return FleetRow(*names, error=one_line(error), exit_code=ModelError.exit_code)
+    except Exception as error:  # a defect, which is told, and ends the work on this model alone
+        what = f"internal error, {type(error).__name__}: {one_line(error)}"
+        return FleetRow(*names, error=what, exit_code=InvariantError.exit_code)
+
+
+def _in_cluster(work: Work, todo: Sequence[Errand], address: str, cpus: int) -> Iterator[FleetRow]:
+    """Yield rows as models are done, each by a task of Ray."""
+    with connected(address, "working on a cluster") as ray:
+        remote = ray.remote(num_cpus=cpus, max_retries=1)(attempted)
+        tasks: dict[Any, Errand] = {
+            remote.remote(work, Errand(*map(_absolute, (each.model, each.output)))): each
+            for each in todo
+        }
+        while tasks:
+            (done, *_), _ = ray.wait(list(tasks), num_returns=1)
+            names = _names(tasks.pop(done))
+            try:
+                yield replace(ray.get(done), model=names[0], output=names[1])
+            except ray.exceptions.RayError as error:
+                what = f"a worker of Ray died with it: {one_line(error)}"
+                yield FleetRow(*names, error=what, exit_code=ModelError.exit_code)
+
+
+def _names(errand: Errand) -> tuple[str, str | None]:
+    return str(errand.model), None if errand.output is None else str(errand.output)
+
+
+def _absolute(path: Path | None) -> Any:
+    return None if path is None else path.absolute()
+
+
+@contextmanager
+def connected(address: str, doing: str) -> Iterator[Any]:
+    """Connect to the cluster at an address, and give Ray.
+
+    Raises UsageError where Ray is not installed or there is no such cluster.
+    """
+    ray = optional("ray", "ray", doing, "ray")
+    try:
+        _await(address)
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"--ray '{address}': {one_line(error)}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _await(address: str) -> None:
+    """Connect to HOST:PORT, where Ray would try for minutes and then end the process.
+
+    Raises OSError where nothing answers.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()

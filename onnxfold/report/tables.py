@@ -1,0 +1,131 @@
+"""Tables for a terminal: columns fit its width, and nothing is cut in the middle of a word.
+
+Names in a model may be longer than a terminal is wide. Such a name loses its middle, or is written
+in full over several rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from onnxfold.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_GAP, _LEAST_NAME = 2, 12  # characters
+_PIECE = re.compile(r"[^/._:]*[/._:]+|[^/._:]+")
+
+
+def print_table(
+    console: Console,
+    words: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    numbers: Sequence[str] = (),
+    *,
+    names: Collection[int] = (),
+    full: bool = False,
+) -> None:
+    """Print rows under headings, of which those of ``numbers`` stand last and to the right.
+
+    ``names``: the columns of names, which are shortened where a table does not fit, or are broken
+    between their parts where they are to be ``full``.  Headings that are all empty are left out.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    headings = [*words, *numbers]
+    cells = [
+        [Text(printable(str(each)), each.style if isinstance(each, Text) else "") for each in row]
+        for row in rows
+    ]
+    widths = _widths(console.width, headings, cells, names, full=full)
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headings))
+    for index, (heading, width) in enumerate(zip(headings, widths, strict=True)):
+        justify = "right" if index >= len(words) else "left"
+        made.add_column(heading, justify=justify, width=width, overflow="fold")  # type: ignore[arg-type]  # both are of Rich's
+    for row in cells:
+        for line in _lines(row, widths) if full else [_fitted(row, widths, names)]:
+            made.add_row(*line)
+    console.print(made)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text whose words have so many characters at most; the middle of long ones goes."""
+    head = (most - 1) // 2
+    tail = most - 1 - head
+    return " ".join(
+        word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
+        for word in text.split(" ")
+    )
+
+
+def broken(text: str, width: int) -> list[str]:
+    """Return the lines of a text, which end after a word or between the parts of a name."""
+    lines = [""]
+    for word in re.split(r"(?<= )", text):
+        pieces = [word] if len(word.rstrip()) <= width else _PIECE.findall(word)
+        for piece in pieces:
+            if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _widths(
+    width: int,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Text]],
+    names: Collection[int],
+    *,
+    full: bool,
+) -> list[int]:
+    """Return the widths of columns; those of names are the first to have less than they want."""
+    whole, least = [], []
+    for index, heading in enumerate(headings):
+        texts = [heading, *(row[index].plain for row in rows)]
+        words = [word for text in texts for word in text.split(" ")]
+        if index in names and full:
+            words = [piece for word in words for piece in _PIECE.findall(word)]
+        longest = max(map(len, words), default=0)
+        whole.append(max(map(len, texts)))
+        least.append(min(longest, _LEAST_NAME) if index in names and not full else longest)
+    room = width - _GAP * (len(headings) - 1)
+    wanted = [least[i] if i in names else n for i, n in enumerate(whole)]
+    return _widened(_widened(least, wanted, room), whole, room)
+
+
+def _widened(widths: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Widen columns, the narrowest first, until all are whole or there is no more room."""
+    widths = list(widths)
+    for _ in range(room - sum(widths)):
+        narrow = [i for i, width in enumerate(widths) if width < most[i]]
+        if not narrow:
+            break
+        widths[min(narrow, key=lambda i: widths[i])] += 1
+    return widths
+
+
+def _fitted(row: Sequence[Text], widths: Sequence[int], names: Collection[int]) -> list[Text]:
+    from rich.text import Text
+
+    return [
+        Text(shortened(cell.plain, width), cell.style) if index in names else cell
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+
+
+def _lines(row: Sequence[Text], widths: Sequence[int]) -> list[list[Text]]:
+    """Return a row as several, each a line high, of which the first begins every cell."""
+    from rich.text import Text
+
+    columns = [broken(cell.plain, width) for cell, width in zip(row, widths, strict=True)]
+    styles = [cell.style for cell in row]
+    return [
+        [Text(part, style) for part, style in zip(parts, styles, strict=True)]
+        for parts in zip_longest(*columns, fillvalue="")
+    ]

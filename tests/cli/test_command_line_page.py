@@ -1,0 +1,48 @@
+"""docs/command_line.md: its command runs as printed, and its file holds options that there are."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.builders import pre_norm_model
+from tests.cli.command import run
+from tests.project.test_readme import blocks
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("digits_vit/digits_vit", "text/encoder"):
+        (tmp_path / "models" / name).parent.mkdir(parents=True)
+        onnx.save(pre_norm_model(), tmp_path / "models" / f"{name}.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    return tmp_path
+
+
+def test_the_command_runs_as_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((command,),) = (block.splitlines() for block in blocks("sh", _PAGE))
+    assert run(monkeypatch, *shlex.split(command)[1:]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = blocks("text", _PAGE)[0].splitlines()
+    assert lines[2].split() == shown[2].split()
+    assert [line.split()[0] for line in lines[3:5]] == [line.split()[0] for line in shown[3:5]]
+    assert (folder / "folded" / "text" / "encoder.onnx").exists()
+
+
+def test_the_file_holds_options_that_there_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text,) = blocks("toml", _PAGE)
+    (folder / "onnxfold.toml").write_text(text.replace('"mask:1,128"', "").replace('", ]', '"]'))
+    words = ("optimize", "models/text/encoder.onnx", "--dry-run")
+    assert run(monkeypatch, *words) == 0
+    assert capsys.readouterr().err == "options from onnxfold.toml: target, inputs, no-check\n"
