@@ -1,4 +1,4 @@
-"""A part of the sets of a fiber, followed through operators: those of q among q, k and v.
+"""A part of the sets of a fiber, followed through operators: q among q, k and v, as in Persimmon.
 
 With M the mask of a part, P_M x = x - M mean(x) centres the sets of the part alone.  It commutes
 with every operator that P commutes with and M as well, that is, which carries the part's digits in

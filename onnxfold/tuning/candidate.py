@@ -67,11 +67,6 @@ class Candidate:
     def session_nodes(self) -> int:
         return sum(self.operators.values())
 
-    @property
-    def is_standard(self) -> bool:
-        """Whether its session, as any runtime, needs no library of ours."""
-        return not self.kernels
-
     def to_json(self) -> dict[str, Any]:
         """Return the row of the report."""
         return {

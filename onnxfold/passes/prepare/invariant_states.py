@@ -1,7 +1,7 @@
 """Weights that a loop hands on unchanged from step to step, read by its body from outside instead.
 
 A state of Loop or Scan whose next value is its value is what it began with, at every step and
-behind the last one.  tf2onnx gives a loop its weights as such states.
+behind the last one.  tf2onnx gives the loops of Keras' LSTM and GRU their weights as such states.
 """
 
 import onnx_ir as ir

@@ -1,7 +1,8 @@
 """Elements of an unbound tensor, picked from the tensor itself: SequenceAt(unbind(x), i) = x[i].
 
-TorchScript runs recurrent layers over the elements of a sequence, of which no operator behind it
-tells a shape.  Gather tells it, and copies one step instead of all.
+TorchScript runs recurrent layers, as a stacked LSTM with LayerNorm, over the elements of a
+sequence, of which no operator behind it tells a shape.  Gather tells it, and copies one step
+instead of all.
 """
 
 import onnx_ir as ir

@@ -1,7 +1,8 @@
 """Gathers of all elements of a flattened tensor in their order, which are Reshapes of it.
 
-dynamo writes those for as_strided, in which its average pooling ends: of [N, C, 1, 1] with the
-indices n C + c, a constant where N is known, else the sum of one along C and of n C computed.
+dynamo writes those for as_strided, in which its average pooling ends, as before the last norm of
+torchvision's ConvNeXt: of [N, C, 1, 1] with the indices n C + c, a constant where N is known,
+otherwise the sum of one along C and of n C computed.
 """
 
 from collections.abc import Iterable, Sequence
