@@ -5,6 +5,7 @@ are all different: r' and s' of its outputs are then elements of r and s, found 
 it is with vectors that only the original reads, such as the gamma that a norm has lost.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,24 +57,35 @@ def _of_relations(region: Region) -> PlaceholderRegion | None:
 
 def _of_constants(region: Region) -> PlaceholderRegion | None:
     """Put other numbers in the place of vectors of the original that the other model is without."""
-    lost = [leaf.array for leaf in region.leaves if _is_lost(leaf)]
+    lost = [leaf for leaf in region.leaves if _is_lost(leaf)]
+    arrays = [leaf.array for leaf in lost if leaf.array is not None]
     if not lost:
         return None
-    actual = np.concatenate([array.reshape(-1) for array in lost if array is not None])
+    actual = np.concatenate([array.reshape(-1) for array in arrays])
     made = _distinct(actual, 1.0).astype(actual.dtype)
-    if np.unique(made).size != made.size:
-        return None  # rounded to the type of the constants
-    parts = iter(np.split(made, np.cumsum([array.size for array in lost if array is not None])))
+    kept = {float(leaf.given.flat[0]) for leaf in lost if leaf.given is not None} - {0.0, 1.0}
+    of_made, of_actual = (_with_shares(array, kept) for array in (made, actual))
+    if np.any(np.diff(np.sort(of_made)) <= 2 * _FOUND_AGAIN):
+        return None  # rounded to the type of the constants, or another one's share
+    parts = iter(np.split(made, np.cumsum([array.size for array in arrays])))
     leaves = tuple(
         replace(leaf, array=next(parts).reshape(leaf.array.shape))
         if leaf.array is not None and _is_lost(leaf)
         else leaf
         for leaf in region.leaves
     )
-    # What is 0 or 1 by itself has no effect, and is read as what it is.
-    numbers = [np.append(array.astype(np.float64), (0.0, 1.0)) for array in (made, actual)]
-    of_made, of_actual = (Relation(each, each) for each in numbers)
-    return PlaceholderRegion(replace(region, leaves=leaves), of_made, of_actual)
+    told, meant = Relation(of_made, of_made), Relation(of_actual, of_actual)
+    return PlaceholderRegion(replace(region, leaves=leaves), told, meant)
+
+
+def _with_shares(array: Drawn, kept: Iterable[float]) -> Float64:
+    """Return numbers, what is left of them where one number stays, and those of no effect.
+
+    A norm that keeps 1/2 of gamma gives g / (1/2) to what reads it.  What is 0 or 1 by itself has
+    no effect, and is read as what it is.
+    """
+    numbers = array.astype(np.float64)
+    return np.concatenate([numbers, *(numbers / one for one in sorted(kept)), (0.0, 1.0)])
 
 
 def _is_lost(leaf: Leaf) -> bool:
@@ -94,7 +106,7 @@ def _distinct(array: Float64, plain: float) -> Float64:
     if np.all(array == plain):
         return array
     rng = np.random.default_rng(int(plain))
-    numbers = rng.permutation(np.linspace(1.0, 2.0, array.size))
+    numbers = rng.permutation(np.linspace(1.0, 2.0, array.size + 2)[1:-1])  # 1 has no effect
     return np.asarray(numbers * rng.choice((-1.0, 1.0), array.size)).reshape(array.shape)
 
 

@@ -220,10 +220,13 @@ def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
     """Return a small constant before its rounding, and how far its roundings may move it.
 
     An edited one is known exactly once what is stored is found to be within one rounding of it; a
-    scale of ones and a shift of zeros, which a norm is left with, are rounded from nothing else.
+    scale of one power of two and a shift of zeros, which a norm is left with, are rounded from
+    nothing else.
     """
     stored = tensor.numpy()
     if stored.dtype.kind not in "fV" or not stored.size or bool(np.isin(stored, (0, 1)).all()):
+        return stored, 0.0
+    if bool(np.all(stored == stored.flat[0])) and abs(np.frexp(float(stored.flat[0]))[0]) == 0.5:
         return stored, 0.0
     if isinstance(tensor, EditedTensor):
         exact = unrounded(tensor).astype(np.float64)

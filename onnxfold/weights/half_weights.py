@@ -7,6 +7,11 @@ by at most max(u |W'|, e / 2).  Over a column of W', whose elements are summed,
 
 as long as it is made of normal numbers: as much as a product errs that is rounded to the same type.
 A column of subnormal numbers errs by more, and what it is multiplied by does not take that out.
+
+A bias asks for no such rule.  It is added to numbers of its own type, of which each errs by up to
+e / 2 as well, and nothing multiplies what it errs by.  Its size |b + beta W| is that of the outputs
+on rows whose norm is 0, and no more than their root mean square over rows on which the parts of x
+have mean 0: it errs by one rounding of the outputs.  One that becomes infinite is left out.
 """
 
 from collections.abc import Sequence

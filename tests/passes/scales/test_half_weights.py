@@ -19,6 +19,7 @@ from tests.passes.affine.affine_graphs import Array, graph
 WIDTH = 64
 LAYER = "h = MatMul(x, W) a = Add(h, b) y = Mul(a, ls)"
 NORM = "n = LayerNormalization<axis=-1>(x, gamma) y = MatMul(n, W)"
+BIASED = "n = LayerNormalization<axis=-1>(x, gamma, beta) h = MatMul(n, W) y = Add(h, b)"
 FORCED = (scales, affine, deferral)
 
 
@@ -141,3 +142,29 @@ def test_a_norm_whose_readers_would_be_halved_into_few_bits_is_not_deferred() ->
     assert row["deferral_reason"]["code"] == "rounds_more"
     small = _model(body, opset=23, ones=np.ones(WIDTH))
     assert len(onnxfold.optimize(small, defer="all", check=0).plan.deferred) == 1
+
+
+_RISING, _ONES = np.linspace(0.05, 0.2, WIDTH * WIDTH).reshape(WIDTH, WIDTH), np.ones(WIDTH)
+BIASES = {
+    "subnormal": {"beta": _ONES * 1e-7, "b": _ONES * 0},
+    "of one direction": {"gamma": _ONES * 0.01, "beta": _ONES * 10, "W": _RISING, "b": _ONES * 0},
+    "of large numbers": {"beta": 100 * np.cos(np.arange(WIDTH)), "b": _ONES * 0},
+    "beside a large bias": {"beta": _ONES, "b": 1000 * np.cos(np.arange(WIDTH))},
+}
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_that_takes_beta_errs_no_more_than_what_it_is_added_to(name: str) -> None:
+    model = _model(BIASED, **({"gamma": np.linspace(0.5, 1.5, WIDTH)} | BIASES[name]))
+    result = onnxfold.optimize(model, check=0)
+    (fusion,) = result.plan.fusions
+    assert fusion.beta
+    assert _ratio(model, result.model) <= 1.5
+
+
+def test_a_bias_that_would_become_infinite_is_left_out() -> None:
+    wide = {"W": np.full((WIDTH, WIDTH), 10.0), "beta": np.full(WIDTH, 200.0)}
+    model = _model(BIASED, gamma=_ONES, b=_ONES * 0, **wide)
+    result = onnxfold.optimize(model, check=0)
+    assert not result.plan.fusions
+    assert "leave the range of float16" in result.report["left_out"][0]["reason"]
