@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onnxfold.errors import one_line
 from onnxfold.tuning.stored_arrays import store, stored
+
+if TYPE_CHECKING:
+    from onnxfold.check.result import ModelSource
 from onnxfold.wording import naming_flags
 
 Document = dict[str, Any]
@@ -257,28 +260,28 @@ def _race(job: Document) -> Document:
 
 def _blame(job: Document) -> Document:
     """Return names of nodes of a file before a step, by what they add to the error after it."""
-    from onnxfold import model_io
     from onnxfold.check.blame import rank
-    from onnxfold.check.result import ModelSource
 
-    before, after = (
-        ModelSource(model_io.load(path), path) for path in (Path(job["before"]), Path(job["after"]))
-    )
+    before, after = _two(job)
     return {"nodes": rank(before, after, _loaded(job["feeds"]), _loaded(job["truths"]))}
 
 
 def _broken(job: Document) -> Document:
-    """Return what is wrong by itself in a file whose outputs are near enough, None for nothing."""
-    from onnxfold import model_io
+    """Return what is wrong by itself after a step, though the outputs are near enough."""
     from onnxfold.check.blame import broken
+
+    before, after = _two(job)
+    feeds, truths = _loaded(job["feeds"]), _loaded(job["truths"])
+    found = broken(before, after, feeds, truths, job["allowed"])
+    return {"fault": found[0].fault if found else None}
+
+
+def _two(job: Document) -> list[ModelSource]:
+    from onnxfold import model_io
     from onnxfold.check.result import ModelSource
 
-    original, changed = (
-        ModelSource(model_io.load(path), path) for path in (Path(job["source"]), Path(job["path"]))
-    )
-    feeds, truths = _loaded(job["feeds"]), _loaded(job["truths"])
-    found = broken(original, changed, feeds, truths, job["allowed"])
-    return {"fault": found[0].fault if found else None}
+    paths = (Path(job[name]) for name in ("before", "after"))
+    return [ModelSource(model_io.load(path), path) for path in paths]
 
 
 _JOBS: Mapping[str, Callable[[Document], Document]] = {

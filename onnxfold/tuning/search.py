@@ -188,18 +188,29 @@ class Search:
         """
         while True:
             found = self._fastest()
-            if found is None or found.precision is TargetPrecision.FP32 or found.path is None:
+            if found is None or found.precision is TargetPrecision.FP32:
                 return found
             try:
-                fault = self.trials.fault(
-                    found.path, self.gate.budget(found.precision).relative, _LOOK_S
-                )
-            except JobFailed as error:
+                fault = self._fault(found)
+            except (JobFailed, BudgetSpent) as error:
                 found.reason = f"its nodes were not compared one by one: {error}"
                 return found
             if fault is None:
                 return found
             found.status, found.reason = Status.WRONG, f"the outputs are right, but {fault}"
+
+    def _fault(self, found: Candidate) -> str | None:
+        """Return what no precision explains after the step that reduces it; None: nothing.
+
+        Files before and after that step are compared: other steps may change values rightly.
+        """
+        steps = (STEPS[name].precision for name in found.chain)
+        reduced = next(n for n, each in enumerate(steps) if each is not TargetPrecision.FP32)
+        stop = time.monotonic() + _LOOK_S
+        before = self.workshop.build(found.chain[:reduced], stop)
+        after = self.workshop.build(found.chain[: reduced + 1], stop, found.excluded)
+        allowed = self.gate.budget(found.precision).relative
+        return self.trials.fault(before.path, after.path, allowed, _LOOK_S)
 
     def _fastest(self) -> Candidate | None:
         """Return the right candidate that won the final, or that seems the fastest.

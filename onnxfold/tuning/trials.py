@@ -78,7 +78,7 @@ class Trials:
             return []
         return list(result["nodes"])
 
-    def fault(self, path: Path, allowed: float, seconds: float) -> str | None:
+    def fault(self, before: Path, after: Path, allowed: float, seconds: float) -> str | None:
         """Return what no precision explains in a file whose outputs are near enough; None: nothing.
 
         ``allowed``: the relative error of its budget. Raises JobFailed.
@@ -86,8 +86,8 @@ class Trials:
         result = self.processes.run(
             "broken",
             seconds,
-            source=str(self.source),
-            path=str(path),
+            before=str(before),
+            after=str(after),
             allowed=allowed,
             feeds=[str(feed) for feed in self.feeds],
             truths=[str(truth) for truth in self.truths],
