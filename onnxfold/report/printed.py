@@ -9,7 +9,7 @@ from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.cautions import digits, named
 from onnxfold.report.html import in_batches_of_one, in_pieces
-from onnxfold.report.tables import print_table
+from onnxfold.report.terminal_tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from onnxfold.report.printed import (
     print_figures,
     print_norm_table,
 )
-from onnxfold.report.tables import shortened
+from onnxfold.report.terminal_tables import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -54,6 +54,16 @@ class Gate:
             return Budget({metric: Budget.default_limit(precision.value, metric)})
         return Budget.default(precision.value)
 
+    @property
+    def judged_on(self) -> slice:
+        """The feeds that a reduced precision is judged on: the user's, where there are some.
+
+        Numbers that no user would give exceed the ranges that data has shown a quantizer.
+        """
+        drawn = self.truth.drawn
+        given = self.options.data is not None
+        return slice(drawn, None) if given else slice(drawn - len(self.truth.rows))
+
     def judge(self, run: Run, candidate: ModelSource, precision: TargetPrecision) -> Verdict:
         """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.
 
@@ -67,12 +77,9 @@ class Gate:
             criterion = AcceptanceCriterion(DEFAULT_NOISE_LIMIT)
             found = judged(self.source, candidate, self.truth, criterion, run)
             return Verdict(found.passed, found.worst, {"noise_ratio": found.noise_ratio})
-        # Numbers that no user would give exceed the ranges that data has shown a quantizer.
-        given, drawn, rows = self.options.data is not None, self.truth.drawn, self.truth.rows
-        judged_on = slice(drawn, None) if given else slice(drawn - len(rows))
-        outputs = run(True)
+        drawn, rows, outputs = self.truth.drawn, self.truth.rows, run(True)
         report = judge_budget(
-            self.truth.outputs[judged_on], outputs[judged_on], self.budget(precision)
+            self.truth.outputs[self.judged_on], outputs[self.judged_on], self.budget(precision)
         )
         for number, kind in enumerate(rows, drawn - len(rows)):
             if report.passed and kind in _HARMLESS and not _is_finite(outputs[number]):

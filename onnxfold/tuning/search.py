@@ -210,7 +210,8 @@ class Search:
         before = self.workshop.build(found.chain[:reduced], stop)
         after = self.workshop.build(found.chain[: reduced + 1], stop, found.excluded)
         allowed = self.gate.budget(found.precision).relative
-        return self.trials.fault(before.path, after.path, allowed, _LOOK_S)
+        judged = self.gate.judged_on
+        return self.trials.fault(before.path, after.path, judged, allowed, _LOOK_S)
 
     def _fastest(self) -> Candidate | None:
         """Return the right candidate that won the final, or that seems the fastest.

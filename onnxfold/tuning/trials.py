@@ -78,10 +78,13 @@ class Trials:
             return []
         return list(result["nodes"])
 
-    def fault(self, before: Path, after: Path, allowed: float, seconds: float) -> str | None:
+    def fault(
+        self, before: Path, after: Path, judged: slice, allowed: float, seconds: float
+    ) -> str | None:
         """Return what no precision explains in a file whose outputs are near enough; None: nothing.
 
-        ``allowed``: the relative error of its budget. Raises JobFailed.
+        ``judged``: the feeds to compare on. ``allowed``: the relative error of its budget. Raises
+        JobFailed.
         """
         result = self.processes.run(
             "broken",
@@ -89,8 +92,8 @@ class Trials:
             before=str(before),
             after=str(after),
             allowed=allowed,
-            feeds=[str(feed) for feed in self.feeds],
-            truths=[str(truth) for truth in self.truths],
+            feeds=[str(feed) for feed in self.feeds[judged]],
+            truths=[str(truth) for truth in self.truths[judged]],
         )
         fault: str | None = result["fault"]
         return fault

@@ -19,7 +19,7 @@ import onnxfold
 from onnxfold.report import sentences
 from onnxfold.report.printed import print_norms
 from onnxfold.report.printed_result import print_result
-from onnxfold.report.tables import shortened
+from onnxfold.report.terminal_tables import shortened
 from tests.builders import model_of, post_norm_model
 
 ROOT = Path(__file__).parents[2]

@@ -65,7 +65,7 @@ def test_the_function_can_be_called_twice(tmp_path: Path) -> None:
 def test_a_planted_fault_is_a_row_and_never_written(name: str, tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     with pytest.raises(VerificationError) as caught:
-        onnxfold.tune(DIGITS, out, chains=(name,), precision=("fp32", "int8"), step_seconds=20)
+        onnxfold.tune(DIGITS, out, chains=(name,), precision=("fp32", "int8"), step_seconds=40)
     assert not out.exists()
     row = caught.value.result.candidates[1]  # type: ignore[attr-defined]
     assert row.status in (Status.WRONG, Status.FAILED)
