@@ -159,7 +159,7 @@ def test_an_operator_that_changed_its_meaning_keeps_the_opset_where_it_is(tmp_pa
     path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
     onnx.save(original, path)
     node = r"model\.onnx: node 'sample': GridSample of opset 18"
-    sentence = f"{node} .*--norm-form op, .*version_conv"
+    sentence = f"{node} .*norm_form='op', .*version_conv"
     with pytest.raises(onnxfold.UsageError, match=sentence):
         onnxfold.optimize(path, out, norm_form="op")
     assert not out.exists()
