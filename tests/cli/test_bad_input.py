@@ -16,7 +16,7 @@ from tests.cli.command import run
     ("words", "code", "says"),
     [
         (("optimize", "missing.onnx", "-o", "out.onnx"), 3, "missing.onnx"),
-        (("optimize", "model.onnx"), 2, "-o OUT"),
+        (("convert", "model.onnx", "--to", "rms"), 2, "-o OUT"),
         (("optimize", "model.onnx", "-o", "model.onnx"), 2, "--force"),
         (("optimize", "model.onnx", "-o", "no/such/folder/out.onnx"), 3, "no/such/folder"),
         (("optimize", "garbage.onnx", "-o", "out.onnx"), 3, "garbage.onnx"),

@@ -128,7 +128,7 @@ def test_the_pages_that_begin_so_are_those() -> None:
 def test_the_page_on_python_begins_with_what_its_program_prints(tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(ROOT / "models")
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    (program,), (text,) = blocks("python", page), blocks("text", page)
+    (program, *_), (text,) = blocks("python", page), blocks("text", page)
     assert run([sys.executable, "-c", program], tmp_path) == text
 
 
