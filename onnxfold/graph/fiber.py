@@ -107,6 +107,24 @@ class Fiber:
         pairs = zip(mine.chosen, theirs.chosen, strict=True)
         return self.within(mine.digits, (a or b for a, b in pairs))
 
+    def apart_from(self, other: Fiber) -> bool:
+        """Whether no element is in sets of both, each told by one digit of one axis."""
+        mine, theirs = self._chosen(), other._chosen()
+        if mine is None or theirs is None or mine[0] != theirs[0]:
+            return False
+        return mine[1].isdisjoint(theirs[1])
+
+    def _chosen(self) -> tuple[int, set[int]] | None:
+        """Return the axis that tells a part from the rest, and its places there, if one does."""
+        if self.part is None or len(self.part.digits) != 1:
+            return None
+        ((digit,), chosen) = self.part.digits, self.part.chosen
+        if digit.outer != 1:
+            return None
+        sets = (number for number, taken in enumerate(chosen) if taken)
+        places = (range(n * digit.inner, (n + 1) * digit.inner) for n in sets)
+        return digit.axis, {place for each in places for place in each}
+
     def moved(self, axis_of: Mapping[int, int]) -> Fiber:
         """Return the fiber with axis a renamed to ``axis_of[a]``."""
         return Fiber.of(AxisBlock(axis_of[b.axis], b.inner, b.size, b.outer) for b in self.blocks)

@@ -1,4 +1,4 @@
-"""x - mean(x), spelled as Sub and ReduceMean, and the norm that reads it alone.
+"""x - mean(x), as Sub and ReduceMean or a call of ours, and the norm that reads it alone.
 
 A LayerNorm does not see the shift: LN(x - mean(x)) = LN(x), one norm of x.
 """
@@ -8,8 +8,10 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, keeps_dims, operator, whole_axes
-from onnxfold.graph.operands import computed_by, is_read_once, producer_of
+from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.operators.families.reduce import Centring
+from onnxfold.operators.families.rules import transfer_of
 
 
 def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] | None:
@@ -39,18 +41,28 @@ def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
 
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     """Return a LayerNorm with the subtraction of its mean in front, if no other reads that."""
-    node = computed_by(site.input, "Sub")
+    node = producer_of(site.input)
     plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
     if node is None or not plain or not _is_read_within(site):
         return site
-    found, x = mean_subtracted_by(view, node), node.inputs[0]
+    found = _subtraction(view, node)
+    x = None if found is None else node.inputs[0]
     if x is None or found is None or found[1] != site.fiber:
         return site
-    if not is_read_once(found[0].outputs[0]):
-        return site
-    nodes = (found[0], node, *site.nodes)
+    nodes = (*found[0], *site.nodes)
     centred = site.centred or (site.input,)
     return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED, centred=centred)
+
+
+def _subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], Fiber] | None:
+    """Return the nodes of x - mean(x), of which the last gives it, and over what the mean is."""
+    transfer = transfer_of(node)
+    if isinstance(transfer, Centring):
+        fiber = transfer.fiber(view, node)
+        return None if fiber is None else ((node,), fiber)
+    found = mean_subtracted_by(view, node)
+    alone = found is not None and is_read_once(found[0].outputs[0])
+    return ((found[0], node), found[1]) if found is not None and alone else None
 
 
 def _is_read_within(site: NormSite) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from onnxfold.graph import operator
 from onnxfold.norms.site import NormSite
 
 
@@ -20,12 +21,22 @@ def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
         for node in site.nodes:
             owners[node].append(site)
     for site in sites:
+        centred = _with_casts(site)
         left = [
             value
             for value in site.escaping
-            if value in site.centred or not _is_read_by_twins(value, site, owners)
+            if value in centred or not _is_read_by_twins(value, site, owners)
         ]
         yield replace(site, escaping=tuple(left))
+
+
+def _with_casts(site: NormSite) -> set[ir.Value]:
+    """Return the values that are x - mean(x), in any type: rounded to half, and widened again."""
+    found = set(site.centred)
+    for node in site.nodes:  # in topological order
+        if operator(node) == "Cast" and node.inputs[0] in found:
+            found |= set(node.outputs)
+    return found
 
 
 def _is_read_by_twins(

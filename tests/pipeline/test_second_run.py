@@ -229,6 +229,18 @@ _MODELS = {
     "a factor per channel behind a beta alone": lambda: _factor_behind(
         f"{_SPELLED} n = Add(beta, q)", "Mul(k, n)"
     ),
+    "two factors behind a beta and ones": lambda: _factor_behind(
+        f"{_SPELLED} o = Mul(q, ones) w = Add(o, beta) n = Mul(w, k) ", "Div(n, l)", 13
+    ),
+    "two factors behind a beta alone": lambda: _factor_behind(
+        f"{_SPELLED} w = Add(q, beta) n = Mul(w, k) ", "Div(n, l)"
+    ),
+    "a factor and a sign behind a beta and ones": lambda: _factor_behind(
+        f"{_SPELLED} o = Mul(ones, q) w = Add(beta, o) n = Div(w, k) ", "Neg(n)", 13
+    ),
+    "a factor and a sign behind a beta alone": lambda: _factor_behind(
+        f"{_SPELLED} w = Add(q, beta) n = Mul(w, k) ", "Neg(n)"
+    ),
     "a factor of zeros behind a norm spelled out": lambda: _factor_behind(
         f"{_SPELLED} n = Identity(q) ", "Mul(n, zeros)"
     ),

@@ -8,7 +8,14 @@ from onnxfold.graph import FLOATS, Fiber, ModelInfo
 from onnxfold.graph.reached import reached
 from onnxfold.norms import NormSite
 from onnxfold.passes.centring.network import CentringCut, solve
-from onnxfold.passes.centring.plan import CentringPlan, Fold, Insertion, WeightCentring, joined
+from onnxfold.passes.centring.plan import (
+    CentringPlan,
+    Fold,
+    Insertion,
+    WeightCentring,
+    joined,
+    joined_fibers,
+)
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
@@ -68,13 +75,11 @@ def cheapest_plan(
 
 def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
     """Return the values of which parts are centred, with as many of these together as join."""
-    found: dict[str, Fiber] = {}
+    found: dict[str, list[Fiber]] = {}
     for point in cut.centred:
         if point.fiber.part is not None and view.tensor(point.value) is None:
-            ref = view.ref(point.value)
-            fiber = found.get(ref, point.fiber)
-            found[ref] = fiber.joined(point.fiber) or fiber
-    return tuple(sorted(found.items(), key=lambda pair: pair[0]))
+            found.setdefault(view.ref(point.value), []).append(point.fiber)
+    return tuple((ref, fiber) for ref in sorted(found) for fiber in joined_fibers(found[ref]))
 
 
 class _Prices:

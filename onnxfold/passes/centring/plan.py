@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from onnxfold.graph import Fiber
 from onnxfold.passes.places import ReaderRef
@@ -41,26 +42,36 @@ class WeightCentring:
 
 
 def joined(weights: Iterable[WeightCentring]) -> tuple[WeightCentring, ...] | None:
-    """Return one centring for all parts of a weight, None where it is centred otherwise as well.
+    """Return one centring for all parts of a weight along one fiber, None where they overlap.
 
-    Law: P_M P_N = P_(M or N) for parts M and N of the same sets.
+    Laws: P_M P_N = P_(M or N) for parts M and N of the same sets, and P_M Q_N = Q_N P_M for parts
+    of other sets where M and N have no element in common.
     """
     by_value: dict[str, list[WeightCentring]] = {}
     for weight in weights:
         by_value.setdefault(weight.value, []).append(weight)
     result: list[WeightCentring] = []
-    for first, *others in by_value.values():
-        if all(weight.fiber.part is None for weight in (first, *others)):
-            result += (first, *others)
-            continue
-        fiber = first.fiber
-        for weight in others:
-            together = fiber.joined(weight.fiber)
-            if together is None or replace(weight, fiber=first.fiber) != first:
+    for same in by_value.values():
+        if any(weight.fiber.part is not None for weight in same):
+            if any(replace(weight, fiber=same[0].fiber) != same[0] for weight in same):
                 return None
-            fiber = together
-        result.append(replace(first, fiber=fiber))
+            fibers = joined_fibers(weight.fiber for weight in same)
+            if not all(a.apart_from(b) for a, b in combinations(fibers, 2)):
+                return None
+            result += (replace(same[0], fiber=fiber) for fiber in fibers)
+        else:
+            result += same
     return tuple(result)
+
+
+def joined_fibers(fibers: Iterable[Fiber]) -> list[Fiber]:
+    """Return as few fibers of as many sets: parts that are written alike are one."""
+    result: list[Fiber] = []
+    for fiber in fibers:
+        together = (known.joined(fiber) for known in result)
+        number, whole = next(((n, f) for n, f in enumerate(together) if f), (len(result), fiber))
+        result[number:] = [whole, *result[number + 1 :]]
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.norms import NormSite
 from onnxfold.norms.algebra.canonical import uniform
+from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.quotients import cancels, refuse_form
 from onnxfold.norms.site import AffinePart, NormKind
 from onnxfold.operators import facets
@@ -103,6 +104,7 @@ def _refuse_site(info: ModelInfo, site: NormSite, settings: Settings) -> Refusal
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by --exclude", (site.name,))
     refusal = settings.refuse_unproved(info.ref(site.output)) or refuse_form(site)
+    refusal = refusal or refuse_constant(info, site)
     if refusal is not None:
         return refusal
     if site.beta is not None or not _is_one(info, site.gamma):

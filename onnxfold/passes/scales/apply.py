@@ -43,7 +43,8 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
     start, end = known_operand(op.node, op.index), op.node.outputs[0]
     operands = list(op.node.inputs)
     if fusion.moved:
-        _put_before(places.edit, known_producer(start), 1 - fusion.scaled[0].reader.index, op)
+        addition, index = known_producer(start), 1 - fusion.scaled[0].reader.index
+        places.moved(fusion.output, _put_before(places.edit, addition, index, op))
     redirect(end, start, outputs=True)
     sweep([op.node])
     for operand in operands:
@@ -51,10 +52,12 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
     inherit(end, start)
 
 
-def _put_before(edit: Editor, addition: ir.Node, index: int, op: ChannelOp) -> None:
-    """Let a sum read the scale of what it read at an input."""
+def _put_before(edit: Editor, addition: ir.Node, index: int, op: ChannelOp) -> ir.Value:
+    """Let a sum read the scale of what it read at an input; return it."""
     x, new = known_operand(addition, index), NewNodes(edit.info.opset)
     operands = [x if i == op.index else operand for i, operand in enumerate(op.node.inputs)]
     factor = new.op(op.node.op_type, *operands)
     factor.name, factor.type, factor.shape = f"{x.name}.scaled", x.type, x.shape
-    set_input(addition, index, edit.compute_before(addition, new))
+    scaled = edit.compute_before(addition, new)
+    set_input(addition, index, scaled)
+    return scaled

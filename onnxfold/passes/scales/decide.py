@@ -90,6 +90,7 @@ def decide_scales(
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
     bare = {site.output for site in sites if _lacks_gamma_alone(site)}
     passed: dict[ir.Value, ir.Value] = {}  # by the results of what moves, the value before it all
+    given: dict[ir.Value, ir.Value] = {}  # by the sums of norms, the product that takes factors
     biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
     fusions: list[ScaleFusion] = []
     refusals: list[tuple[str, Refusal]] = []
@@ -98,11 +99,9 @@ def decide_scales(
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
             continue
-        writer = writer_of(view, op, passed, norms)
-        if isinstance(writer, Refusal):
-            behind = before_passed(op, passed)
-            if behind in bare:
-                writer = gamma_of_its_own(view, op, behind) or writer
+        writer, behind = writer_of(view, op, passed, norms), before_passed(op, passed)
+        if isinstance(writer, Refusal) and behind in bare:
+            writer = gamma_of_its_own(view, op, behind, given.get(behind)) or writer
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
@@ -115,6 +114,9 @@ def decide_scales(
             fusions.append(fusion)
             source = known_operand(node, op.index)
             passed[node.outputs[0]] = passed.get(source, source)
+            if op.scale is not None and behind in bare:
+                product = node if fusion.moved else writer.weight.reader.node
+                given[behind] = product.outputs[0]
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
     return tuple(fusions), tuple(refusals)

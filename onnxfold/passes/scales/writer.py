@@ -327,17 +327,28 @@ def _constants(
     return LinearWriter(node, channels, places[0], tuple(biases), None)
 
 
-def gamma_of_its_own(view: ModelInfo, op: ChannelOp, value: ir.Value) -> LinearWriter | None:
-    """Return the beta of a norm that gives ``value``, a sum: c (n(x) + b) = c n(x) + c b."""
+def gamma_of_its_own(
+    view: ModelInfo, op: ChannelOp, value: ir.Value, given: ir.Value | None
+) -> LinearWriter | None:
+    """Return the beta of a norm that gives ``value``, a sum: c (n(x) + b) = c n(x) + c b.
+
+    With it a factor of n(x), which may be ones; ``given``: the product by the factor that n(x) has
+    got from an operator before.
+    """
     node = known_producer(value)
-    index = weight_operand(view, node, "Add")
-    if index is None or op.shift is not None or len(op.node.inputs) == 1 or not is_read_once(value):
+    index, sign = weight_operand(view, node, "Add"), len(op.node.inputs) == 1
+    if index is None or op.shift is not None or not is_read_once(value):
         return None
     beta = bias_root(view, Reader(node, index), op.channels, value)
-    alike = view.shape(node.inputs[1 - index]) == view.shape(value)
-    if beta is None or not alike or node.graph is not op.node.graph:
+    normed = known_operand(node, 1 - index)
+    alike = view.shape(normed) == view.shape(value)
+    if beta is None or not alike or node.graph is not op.node.graph or (sign and given is None):
         return None
-    return LinearWriter(node, op.channels, beta, (), None, before_sum=True)
+    product = normed if given is None and is_read_once(normed) else given
+    factors = [] if product is None else factor_of(view, product, op.channels)
+    if factors:
+        return LinearWriter(node, op.channels, factors[0], (beta,), None)
+    return None if sign else LinearWriter(node, op.channels, beta, (), None, before_sum=True)
 
 
 def _writer(
