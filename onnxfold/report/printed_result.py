@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import refusal_notes
+from onnxfold.report.fitted_tables import shortened
 from onnxfold.report.printed import (
     check_limits,
     checked,
     print_figures,
     print_norm_table,
 )
-from onnxfold.report.terminal_tables import shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
