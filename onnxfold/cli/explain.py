@@ -19,7 +19,7 @@ def explain(
     """Say what the code of a refusal means, and what can be done. Without CODE: list all."""
     from rich.text import Text
 
-    from onnxfold.report.tables import print_table
+    from onnxfold.report.fitted_tables import print_table
 
     console = terminal.console(context.obj)
     if code is None:

@@ -182,7 +182,7 @@ def _interrupted_once() -> Iterator[None]:
 
 def _print(document: dict[str, Any], seconds: float, verbosity: Verbosity) -> None:
     from onnxfold.geometry.page import norm_cells, summary
-    from onnxfold.report.tables import print_table
+    from onnxfold.report.fitted_tables import print_table
 
     measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
     console, full = terminal.console(verbosity), verbosity is Verbosity.VERBOSE

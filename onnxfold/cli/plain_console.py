@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxfold.errors import InvariantError, printable
-from onnxfold.report.tables import broken, shortened
+from onnxfold.report.fitted_tables import broken, shortened
 
 
 class PlainConsole(Console):

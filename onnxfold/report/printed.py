@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows, refusal_notes
 from onnxfold.report.cautions import digits, named
+from onnxfold.report.fitted_tables import print_table
 from onnxfold.report.html import in_batches_of_one, in_pieces
-from onnxfold.report.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.report.tables import print_table
+from onnxfold.report.fitted_tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

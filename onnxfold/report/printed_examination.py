@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.report.tables import print_table
+from onnxfold.report.fitted_tables import print_table
 from onnxfold.runtime.cuda import capability_text
 
 if TYPE_CHECKING:

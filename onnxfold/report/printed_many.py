@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.fleet import FleetRow
-from onnxfold.report.tables import print_table
+from onnxfold.report.fitted_tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

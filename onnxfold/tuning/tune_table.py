@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from onnxfold.report.tables import print_table
+from onnxfold.report.fitted_tables import print_table
 
 # Statuses whose candidates have a line of their own, and what sums up the others.
 _SUMMED = {

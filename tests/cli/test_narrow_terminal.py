@@ -11,7 +11,7 @@ import pytest
 
 from onnxfold.cli import terminal
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.report.tables import broken, shortened
+from onnxfold.report.fitted_tables import broken, shortened
 from tests.builders import post_norm_model, pre_norm_model
 from tests.cli.command import run
 

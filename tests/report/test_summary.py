@@ -14,8 +14,8 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.report import sentences
+from onnxfold.report.fitted_tables import shortened
 from onnxfold.report.printed import print_norms, print_result
-from onnxfold.report.tables import shortened
 from tests.builders import model_of, post_norm_model
 
 ROOT = Path(__file__).parents[2]
