@@ -71,7 +71,8 @@ def test_no_word_is_cut_at_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     words = (*words, "-v") if verbose else words
     narrow = said(words, monkeypatch, capsys)
-    assert max(map(len, narrow)) <= 80
+    # A path that is cut in two cannot be copied.
+    assert all(len(line) <= 80 for line in narrow if not line.startswith(("wrote ", "next: ")))
     monkeypatch.setenv("COLUMNS", "5000")
     whole = parts(said(words, monkeypatch, capsys))
     for part in parts(narrow):
