@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, UsageError, one_line
-from onnxfold.inputs.data.shards import optional
 
 LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
 _PATIENCE_S = 10.0
@@ -173,6 +172,8 @@ def connected(address: str, doing: str) -> Iterator[Any]:
 
     Raises UsageError where Ray is not installed or there is no such cluster.
     """
+    from onnxfold.inputs.data.shards import optional  # here, for one model needs no inputs
+
     ray = optional("ray", "ray", doing, "ray")
     try:
         _await(address)
