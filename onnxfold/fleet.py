@@ -172,7 +172,7 @@ def connected(address: str, doing: str) -> Iterator[Any]:
 
     Raises UsageError where Ray is not installed or there is no such cluster.
     """
-    from onnxfold.inputs.data.shards import optional
+    from onnxfold.inputs.data.shards import optional  # here, for one model needs no inputs
 
     ray = optional("ray", "ray", doing, "ray")
     try:
