@@ -20,7 +20,7 @@ def optimize(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="IN [OUT]",
+            metavar="IN",
             help="The ONNX model, .onnx, and where to write; with --output-dir models and folders "
             "of them.",
         ),

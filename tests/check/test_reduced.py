@@ -187,7 +187,7 @@ def test_full_precision_names_nodes_too(files: Path) -> None:
 def test_without_a_metric_a_reduced_model_fails_and_the_way_out_is_said(files: Path) -> None:
     result = onnxfold.verify(files / "a.onnx", saved(files, dynamic(encoder(), files)))
     assert not result.passed
-    assert result.notes == ("B is in int8: --metric lets an error budget decide",)
+    assert result.notes == ("B is in int8: metric= lets an error budget decide",)
 
 
 # Faults of files.
@@ -287,14 +287,14 @@ def test_the_budget_is_that_of_the_precision_or_the_given_one(files: Path) -> No
 
 
 WRONG_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
-    "no metric": ({"max_error": 0.1}, "--max-error needs --metric"),
+    "no metric": ({"max_error": 0.1}, "max_error= needs metric="),
     "an unknown metric": ({"metric": "mse"}, "there is no metric 'mse'; there are relative"),
     "a metric twice": ({"metric": ("kl", "kl")}, "names one metric twice"),
-    "more limits": ({"metric": "kl", "max_error": (1, 2)}, "is given 2 times for 1 of --metric"),
+    "more limits": ({"metric": "kl", "max_error": (1, 2)}, "is given 2 times for 1 of metric="),
     "a negative limit": ({"metric": "kl", "max_error": -1}, "must be 0 or more"),
     "full precision": ({"metric": "kl"}, "is in full precision, for which no budget is known"),
-    "rows of nothing": ({"rows": 3}, "--rows needs --data"),
-    "another criterion": ({"metric": "kl", "max_error": 1, "rtol": 1}, "--rtol is not for"),
+    "rows of nothing": ({"rows": 3}, "rows= needs data="),
+    "another criterion": ({"metric": "kl", "max_error": 1, "rtol": 1}, "rtol= is not for"),
     "no sample": ({"samples": 0}, "at least 1 sample, not 0"),
 }
 

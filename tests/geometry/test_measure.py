@@ -107,7 +107,7 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent))
 
     monkeypatch.setattr(measuring_state, "StagingFolder", full)
-    with pytest.raises(DataError, match=r"other cannot be written: No space left on device"):
+    with pytest.raises(DataError, match=r"other' cannot be written: No space left on device"):
         onnxfold.measure(chain_model(), data, resume=tmp_path / "other")
 
 
