@@ -23,6 +23,7 @@ from tests.cli.command import run
 def test_optimize_writes_and_says_what_it_did(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # room for notes
     assert run(monkeypatch, "optimize", model, "-o", model.with_name("fast.onnx")) == 0
     said = capsys.readouterr().out
     assert "proved: 2 norms" in said

@@ -18,9 +18,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold import api, model_io
+from onnxfold import model_io
+from onnxfold.api import rewriting
 from onnxfold.errors import VerificationError
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.sources import Source, open_source
 from onnxfold.passes.lower.finalize import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
@@ -54,7 +55,11 @@ def test_what_is_given_back_is_checked_and_not_what_it_was_made_of(
 
     proto = chain_model()
     given = proto if kind == "proto" else gs.import_onnx(proto)
-    monkeypatch.setattr(api, "open_source", lambda each: replace(open_source(each), give_back=back))
+
+    def opened(each: Any) -> Source:
+        return replace(open_source(each), give_back=back)
+
+    monkeypatch.setattr(rewriting, "open_source", opened)
     with pytest.raises(VerificationError, match="verification failed"):
         onnxfold.optimize(given)
     assert onnxfold.optimize(given, check=0).verification is None
