@@ -26,6 +26,8 @@ from onnxfold.check.tapped import element_counts, run_switched, run_tapped
 _TOGETHER_BYTES = 1 << 29
 # Values that are looked into at once, and in all.
 _AT_ONCE, _MOST = 16, 32
+# How many times the error of all a value may give alone, errors adding up as squares.
+_MADE_GOOD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class LocalErrors:
     def contributions(self, enough: float = math.inf) -> list[Contribution]:
         """What the values that err most by themselves make of the outputs' errors.
 
-        Those that err less are not looked into once one makes more than ``enough``.
+        Those that err less are not looked into once one makes more than ``enough``.  What alone
+        gives more than all together is made good elsewhere, as where a weight has taken a gamma
+        that the value before it lacks, and is left out.
         """
         errors = self._local_errors()
         order = sorted((p for p, e in errors.items() if e > 0), key=lambda p: (-errors[p], p))
@@ -85,6 +89,7 @@ class LocalErrors:
                 Contribution(common, place, errors[place], alone[common.name])
                 for place in places
                 for common in (self.common[place],)
+                if alone[common.name] <= _MADE_GOOD * self.whole
             )
             if any(one.alone >= enough for one in found):
                 break

@@ -55,6 +55,11 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     return onnxslim.slim(copy)
 
 
+def _folded(model: onnx.ModelProto, target: str = "onnx") -> onnx.ModelProto:
+    """Move gammas and means, so that values of the same names differ rightly."""
+    return onnxfold.optimize(model, target=target, fold="always", check=0).model
+
+
 def _ids(name: str) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(4)
     if name == "pre":
@@ -77,6 +82,11 @@ SOUND: dict[str, Callable[[onnx.ModelProto, Path, list], onnx.ModelProto]] = {
     "float16, inputs too": lambda m, _, __: half(m, keep_io_types=True),
     "qdq": static,
     "slim": lambda m, _, __: _slim(m),
+    "folded, then int8": lambda m, f, _: dynamic(_folded(m), f),
+    "folded for ort, then float16": lambda m, _, __: half(_folded(m, "ort"), keep_io_types=True),
+    "folded for kernels, then int8 per channel": lambda m, f, _: dynamic(
+        _folded(m, "kernels"), f, per_channel=True
+    ),
 }
 
 
