@@ -60,6 +60,7 @@ _EXACT: Mapping[Device, str] = {
 _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
         unflatten > untie > fold-kernels > *
+        *
         unflatten > untie > *
         unflatten > untie > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
@@ -72,7 +73,6 @@ _REDUCED: Mapping[Device, str] = {
         slim > fold-kernels > *
         slim > *
         fold-kernels > *
-        *
         """,
     Device.CUDA: """
         unflatten > fusions > optimizer > *
