@@ -54,7 +54,8 @@ def text(rows: Sequence[Row]) -> str:
     return (
         "# Runtimes and tools\n\n"
         '```python\nimport onnx, onnxfold\n\nfor target in ("onnx", "ort", "kernels"):\n'
-        '    onnxfold.optimize("models/digits_vit/digits_vit.onnx", f"{target}.onnx", target=target)\n'
+        '    onnxfold.optimize("models/digits_vit/digits_vit.onnx", f"{target}.onnx", '
+        "target=target)\n"
         '    kinds = {node.op_type for node in onnx.load(f"{target}.onnx").graph.node}\n'
         '    print(target, *sorted(kind for kind in kinds if "Norm" in kind or kind == "Pow"))\n'
         "```\n\n```text\nonnx Pow\nort SimplifiedLayerNormalization\n"
