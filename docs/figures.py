@@ -184,6 +184,12 @@ def _dates(name: str) -> str:
 def _page() -> str:
     return (
         "# Benchmarks\n\n"
+        "```console\n$ onnxfold optimize models/digits_vit/digits_vit.onnx -o fast.onnx -q\n"
+        "$ onnxfold bench models/digits_vit/digits_vit.onnx fast.onnx\n```\n\n"
+        "```text\n"
+        "   kernels     ms      20% to 80%  times as fast    20% to 80%\n"
+        "A  stock    0.797  0.655 to 0.994           1.00  1.00 to 1.00\n"
+        "B  stock    0.790  0.326 to 1.425           1.05  0.58 to 2.81\n...\n```\n\n"
         "Written by `python docs/figures.py` from `benchmarks/results/`, where every row has its "
         "date, versions, processor and load. Bars are medians, thin lines reach from the 10th to "
         "the 90th percentile of interleaved runs. All were measured on a shared machine of two "

@@ -126,24 +126,28 @@ def _forms(rows: Sequence[Row]) -> str:
 
 
 def _times(rows: Sequence[Row]) -> str:
-    """Ratios of one thread: of --defer all, and of the same file again, which auto is so far."""
+    """Ratios of --defer all with one thread, and the range of those of the same file again."""
+    cases: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
+    for row in rows:
+        if row["threads"] == "1":
+            case = (_machine(row), row["model"], row["target"], row["dtype"])
+            cases.setdefault(case, {})[row["defer"], row["tokens"]] = row
+    tokens = ("1", "128", "512")
 
     def cell(row: Row) -> str:
         low, middle, high = (float(row[name]) for name in ("ratio_q1", "ratio", "ratio_q3"))
         return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
-    by_setting = {(*_case(row), row["defer"]): row for row in rows}
-    cases = dict.fromkeys(_case(row) for row in rows if row["threads"] == "1")
+    def noise(found: dict[tuple[str, str], Row]) -> str:
+        same = [float(found["auto", count]["ratio"]) for count in tokens]
+        return f"{min(same):.2f} to {max(same):.2f}"
+
     lines = [
-        (*case[:-1], *(cell(by_setting[*case, name]) for name in ("all", "auto"))) for case in cases
+        (*case, *(cell(found["all", count]) for count in tokens), noise(found))
+        for case, found in cases.items()
     ]
-    headings = ("on", "block", "target", "type", "tokens", "`all`", "`auto` (the same file)")
-    return table(headings, lines)
-
-
-def _case(row: Row) -> tuple[str, ...]:
-    names = ("model", "target", "dtype", "tokens", "threads")
-    return (_machine(row), *(row[name] for name in names))
+    counts = (f"{count} token{'s' * (count != '1')}" for count in tokens)
+    return table(("on", "block", "target", "type", *counts, "the same file"), lines)
 
 
 def _machine(row: Row) -> str:

@@ -52,5 +52,5 @@ def test_the_page_on_training_runs_as_printed(
 def test_the_page_on_exporting_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_page("exporting.md", tmp_path, monkeypatch) == 3
+    assert run_page("exporting.md", tmp_path, monkeypatch) == 2
     assert capsys.readouterr().out.count("5 of 5 LayerNorms fold") == 2
