@@ -118,7 +118,7 @@ def test_the_exit_codes_come_out_of_the_image(image: Image, tmp_path: Path) -> N
     torn = image.run(tmp_path, "optimize", "torn.onnx", "-o", "fast.onnx")
     assert torn.returncode == 3, torn.stdout + torn.stderr
     assert "torn.onnx" in torn.stderr
-    assert image.run(tmp_path, "optimize", "torn.onnx").returncode == 2
+    assert image.run(tmp_path, "convert", "torn.onnx").returncode == 2
 
 
 def test_the_image_is_healthy_with_its_kernels(image: Image, tmp_path: Path) -> None:
