@@ -151,7 +151,7 @@ def _thirds(progress: Progress | None, samples: int) -> Progress:
 def _broken(
     original: ModelSource, changed: ModelSource, truth: Truth, budget: Budget
 ) -> tuple[Blame, ...]:
-    """Nodes that are wrong by themselves; none where ONNX Runtime does not run the two."""
+    """Nodes that are wrong by themselves; empty if ONNX Runtime cannot run both."""
     engine = truth.evidence.engine
     if engine is None:
         return ()

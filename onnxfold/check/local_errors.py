@@ -74,9 +74,9 @@ class LocalErrors:
     def contributions(self, enough: float = math.inf) -> list[Contribution]:
         """What the values that err most by themselves make of the outputs' errors.
 
-        Those that err less are not looked into once one makes more than ``enough``.  What alone
-        gives more than all together is made good elsewhere, as where a weight has taken a gamma
-        that the value before it lacks, and is left out.
+        Those that err less are not looked into once one makes more than ``enough``.  Values
+        are left out whose error alone exceeds that of the whole model: another change compensates
+        for them, such as a weight that has absorbed the gamma missing from the value.
         """
         errors = self._local_errors()
         order = sorted((p for p, e in errors.items() if e > 0), key=lambda p: (-errors[p], p))

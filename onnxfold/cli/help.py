@@ -1,4 +1,4 @@
-"""Commands whose help shows no value behind a flag, as that of Typer 0.29 does."""
+"""Commands whose help shows flags without a value; Typer 0.29 shows one."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -120,7 +120,7 @@ def optimize(
 
 
 def _measurement(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the measurement for a report; raises UsageError where there is no report for it."""
+    """Return the measurement for a report; raises UsageError if it has no report."""
     from onnxfold.geometry.reports import measurement_of
 
     if not told:
