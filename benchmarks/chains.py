@@ -245,7 +245,7 @@ def apart(made: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         except multiprocessing.TimeoutError as error:
             raise Failed(f"no result in {LIMIT_S} s") from error
         # Whatever a tool raises is what the row says.
-        except Exception as error:
+        except Exception as error:  # of another tool, kept in the row
             said = " ".join(str(error).split()).replace(f"{tempfile.gettempdir()}/", "")
             raise Failed(f"{type(error).__name__}: {said[:120]}") from error
 

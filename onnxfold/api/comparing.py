@@ -49,8 +49,8 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     no data, or ``samples`` are asked for.  ``blame``: name the nodes at fault on failure.
     ``limit`` is how many times the original's own rounding error passes, ``rtol`` and ``atol``
     demand more.  Raises ModelError when a model cannot be read or run, VerificationError where
-    ``rewritten`` is no counterpart or does not run; a difference is no error but a result whose
-    ``passed`` is False.
+    ``rewritten`` is not a counterpart or does not run.  A difference is not an error: the
+    result has ``passed`` False.
     """
     from onnxfold.check.compare import verify as compare
     from onnxfold.check.compare import verify_within

@@ -30,8 +30,8 @@ _RIVALS |= {second: first for first, second in _RIVALS.items()}
 def project_options(commands: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]] | None:
     """Return the file that was read and, by command, the values of parameters, or None.
 
-    ``commands``: Click commands by name.  Raises UsageError, which names the nearest, for a command or
-    option that there is none of, and for a value that is no value of one.
+    ``commands``: Click commands by name.  Raises UsageError for an unknown command or option, with
+    the nearest name, and for an invalid value.
     """
     found = _tables()
     if found is None:
