@@ -1,5 +1,7 @@
 """Equality of the nodes and constants of two models."""
 
+from collections.abc import Hashable
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -38,6 +40,14 @@ def same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
     same = a.dtype == b.dtype and tuple(a.shape.numpy()) == tuple(b.shape.numpy())
     rows = paired_rows(stored_rows(a), stored_rows(b)) if same else ()
     return same and all(same_numbers(first, second) for first, second in rows)
+
+
+def numbers_key(array: npt.NDArray[np.generic]) -> Hashable:
+    """Return what equal arrays of one type and shape share: the bytes, or the strings themselves.
+
+    The bytes of an array of strings are addresses of objects, which say nothing of the strings.
+    """
+    return tuple(array.ravel().tolist()) if array.dtype.kind in "OSU" else array.tobytes()
 
 
 def same_default(a: ir.Value, b: ir.Value) -> bool:

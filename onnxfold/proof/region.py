@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.check.reference import run_nodes
 from onnxfold.graph import Fiber, Shape, node_label
+from onnxfold.graph.equality import numbers_key
 from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
 from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf, drawn_pair
@@ -323,5 +324,5 @@ def _signature(cone: Cone, numbers: Mapping[ir.Value | None, int]) -> tuple[obje
 
 def _text(attribute: ir.Attr) -> object:
     if attribute.type is ir.AttributeType.TENSOR:
-        return attribute.as_tensor().numpy().tobytes()
+        return numbers_key(attribute.as_tensor().numpy())
     return repr(attribute.value)

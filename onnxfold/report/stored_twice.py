@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from onnxfold.graph.equality import same_tensor
+from onnxfold.graph.equality import numbers_key, same_tensor
 from onnxfold.graph.traversal import all_graphs
 
 _Named: TypeAlias = tuple[str, ir.TensorProtocol]
@@ -48,7 +48,7 @@ def _equal(tensors: Iterable[_Named]) -> Iterator[list[_Named]]:
     """Yield the tensors of equal numbers, where there are several."""
     alike: dict[object, list[list[_Named]]] = {}
     for name, tensor in tensors:
-        start = tensor.numpy().reshape(-1)[:_COMPARED].tobytes()
+        start = numbers_key(tensor.numpy().reshape(-1)[:_COMPARED])
         groups = alike.setdefault((tensor.dtype, tuple(tensor.shape.numpy()), start), [])
         same = next((group for group in groups if same_tensor(group[0][1], tensor)), None)
         if same is None:

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph.equality import same_attributes, same_numbers, same_tensor
+from onnxfold.graph.equality import numbers_key, same_attributes, same_numbers, same_tensor
 
 FLOATS = (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)
 
@@ -26,6 +26,14 @@ def test_nan_is_the_same_as_nan_in_its_place_alone(dtype: type) -> None:
 def test_texts_are_compared_too(array: np.ndarray[tuple[int], np.dtype[np.generic]]) -> None:
     assert same_numbers(array, array.copy())
     assert not same_numbers(array, array[::-1])
+
+
+@pytest.mark.parametrize("kind", ["U", "S", object])
+def test_the_key_of_texts_is_the_texts_not_where_they_lie(kind: str | type) -> None:
+    texts = ["".join(letters) for letters in (("a", "bc"), ("d", "e"))]
+    again = ["".join(letters) for letters in (("ab", "c"), ("d", "e"))]
+    assert numbers_key(np.array(texts, kind)) == numbers_key(np.array(again, kind))
+    assert numbers_key(np.array(texts, kind)) != numbers_key(np.array(texts[::-1], kind))
 
 
 def _constant(value: float, alpha: float = 1.0) -> ir.Node:

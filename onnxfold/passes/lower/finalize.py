@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxfold import __version__
 from onnxfold.graph import ModelInfo, constant_tensor, operator
 from onnxfold.graph.edit import redirect, set_input, sweep
+from onnxfold.graph.equality import numbers_key
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs, all_nodes
@@ -201,7 +202,7 @@ def share_constants(model: ir.Model, before: Container[ir.Node]) -> None:
             tensor = None if operator(node) != "Constant" else constant_tensor(node.outputs[0])
             if tensor is None or node in before:
                 continue
-            key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
+            key = (tensor.dtype, tuple(tensor.shape.numpy()), numbers_key(tensor.numpy()))
             shared = known.setdefault(key, node.outputs[0])
             if shared is not node.outputs[0]:
                 redirect(node.outputs[0], shared)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
+from onnxfold.graph.equality import numbers_key
 from onnxfold.operators.bodies import LARGEST_EXPONENT_RANK, Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.shapes import fill_types
@@ -111,7 +112,7 @@ def _attribute(attribute: ir.Attr) -> tuple[str, str]:
     if attribute.type == ir.AttributeType.TENSOR:
         tensor = attribute.as_tensor()
         array = tensor.numpy()
-        return attribute.name, f"{tensor.dtype} {array.shape} {array.tobytes().hex()}"
+        return attribute.name, f"{tensor.dtype} {array.shape} {numbers_key(array)!r}"
     value = attribute.value
     if attribute.type == ir.AttributeType.FLOAT:
         value = float(np.float32(attribute.as_float()))
