@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from onnxfold.graph.equality import numbers_key
 from models.skeleton import fill, is_skeleton, main, strip
+from onnxfold.graph.equality import numbers_key
 from tests.model_io.files import linear, rich_model, run, save, typed_weights, weight
 
 FORMS: list[tuple[str, ...]] = [(), ("in.data",), ("in.0", "in.1")]
