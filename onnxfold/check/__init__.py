@@ -1,6 +1,6 @@
 """Verification: both models against a float64 run of the original, on seeded inputs.
 
-What it says is here; what does it, in ``compare``, is imported by the runs that check.
+This package exports the result types; the work is in ``compare``, which is imported only to check.
 """
 
 from onnxfold.check.result import BudgetVerification, ModelSource, OutputCheck, Verification

@@ -1,4 +1,4 @@
-"""Whether the rows of a model are independent, so that requests may be joined: it is tried."""
+"""Trial of whether the rows of a model are independent, so that requests may be batched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def two_rows(model: ir.Model, spec: InputSpec) -> dict[str, Array]:
     """Make inputs of a model with two rows each, in the shapes and from the files of `spec`.
 
-    Raises UsageError where that cannot be done, with the reason.
+    Raises UsageError, with the reason, if that is not possible.
     """
     reason = why_not_onnxruntime(model)
     if reason is not None:
@@ -41,11 +41,11 @@ def two_rows(model: ir.Model, spec: InputSpec) -> dict[str, Array]:
 def why_rows_mix(
     session: ort.InferenceSession, feeds: Mapping[str, Array], outputs: Sequence[str]
 ) -> str | None:
-    """Run two rows together and each alone; return what differs, None where the rows are apart.
+    """Run two rows together and each alone; return the difference, or None if rows are independent.
 
-    Stacking changes the order of summation: many roundings, far fewer than half the digits of the
-    type. What mixes rows (a norm over the batch, one scale of quantisation for it) changes leading
-    digits.
+    Batching changes the order of summation, which moves results by many roundings but by far less
+    than half the digits of the type. An operator that mixes rows (a norm over the batch, one
+    quantization scale for the batch) changes leading digits.
     """
     try:
         together = session.run(list(outputs), dict(feeds))

@@ -1,8 +1,8 @@
-"""Which nodes of a converted model are to blame for its error.
+"""Find the nodes of a converted model that cause its error.
 
-Those whose results err by themselves, and in whose place the original would give wrong outputs
-(`onnxfold.check.local_errors`).  Last, the changed model goes on with the right value, which must
-make it better: a value that only has the same name does not.
+These are the nodes whose results err by themselves and would make the original's outputs wrong
+(`onnxfold.check.local_errors`). Finally the changed model is run with the right value in place,
+which must reduce its error: a value that merely has the same name does not.
 """
 
 import math
@@ -27,11 +27,12 @@ from onnxfold.graph import node_label, operator
 
 # A contribution from this share of the whole error on explains it.
 _EXPLAINS = 0.25
-# How many are named, and from which share of the largest contribution on.
+# The most nodes to name, and the least share of the largest contribution that each has.
 _NAMED, _NEAR_LARGEST = 3, 0.5
-# What share of its contribution goes at least where a value is right.
+# The share of its contribution that must disappear once a value is right.
 _RELIEF = 0.25
-# From what error on a value is no result of its precision: int4 leaves 0.1 of a weight, int8 0.01.
+# From this error on, a value is wrong in any precision: int4 leaves an error of 0.1 in a weight,
+# int8 0.01.
 _BROKEN = 0.5
 # A node that is wrong by itself counts from this share of a budget on.
 _COUNTS = 0.02
@@ -39,12 +40,13 @@ _COUNTS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A node at fault: its name in the original, as converters exclude it, and in the file.
+    """A node at fault: its name in the original, as converters exclude it, and in the changed file.
 
-    value: the result by which it shows. error_in, error_out: the largest relative error of what it
-    reads, and that of the result. alone: the error of the original's outputs with this one wrong.
-    by_itself: its error where all that it reads is right, or that of a copy it stores. among: how
-    many nodes of the original it stands for, where the file computes them as one.
+    value: the result that shows the error. error_in, error_out: the largest relative error among
+    its inputs, and the error of the result. alone: the error of the original's outputs with this
+    one wrong. by_itself: its error when all its inputs are right, or the error of a weight copy
+    that it stores. among: the number of nodes of the original that it replaces, if the file fuses
+    them.
     """
 
     node: str
@@ -59,7 +61,7 @@ class Blame:
 
     @property
     def fault(self) -> str:
-        """A sentence about a node that `broken` returns."""
+        """Describe a node that `broken` returns in one sentence."""
         return (
             f"node '{self.node}' is wrong by itself: '{self.value}' errs by {self.by_itself:.2g} "
             f"where all that it reads is right ('{self.changed_node}')"
@@ -73,9 +75,9 @@ def blame(
     truths: Sequence[Outputs],
     engine: OnnxRuntime | None = None,
 ) -> tuple[Blame, ...]:
-    """The first of the nodes that explain most of the error, three at most; none where none does.
+    """Return the nodes that explain most of the error, at most three and possibly none.
 
-    The worst sample is looked into. Raises CannotRun where ONNX Runtime cannot run one of the two.
+    Only the worst sample is examined. Raises CannotRun if ONNX Runtime cannot run one of the two.
     """
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     found = comparison.contributions(enough=_EXPLAINS * comparison.whole)
@@ -95,11 +97,11 @@ def broken(
     allowed: float,
     engine: OnnxRuntime | None = None,
 ) -> tuple[Blame, ...]:
-    """Nodes that no precision explains: half of what they compute or store is wrong by itself.
+    """Return nodes whose errors no precision explains: half of their values or more are wrong.
 
-    They make a quarter of the error, and a fiftieth of the relative error that is ``allowed``.
-    Outputs may be near enough all the same, as where a fault is in one of many layers. Raises as
-    `blame` does.
+    Each causes at least a quarter of the error, and a fiftieth of the ``allowed`` relative error.
+    The outputs may still be within budget, for example if the fault is in one of many layers.
+    Raises as `blame` does.
     """
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     least = max(_COUNTS * allowed, _EXPLAINS * comparison.whole)
@@ -120,7 +122,7 @@ def rank(
     truths: Sequence[Outputs],
     engine: OnnxRuntime | None = None,
 ) -> list[str]:
-    """Names of nodes of the original by their contribution to the error, the largest first."""
+    """Return names of nodes of the original by their contribution to the error, largest first."""
     comparison = _of_worst(original, changed, feeds, truths, engine or OnnxRuntime())
     found = sorted(comparison.contributions(), key=lambda one: (-one.alone, one.place))
     named = (_node(comparison, one.common)[0] for one in found if one.alone > 0)
@@ -134,7 +136,7 @@ def _of_worst(
     truths: Sequence[Outputs],
     engine: OnnxRuntime,
 ) -> LocalErrors:
-    """The comparison on the sample whose outputs err most."""
+    """Compare the models on the sample whose outputs err most."""
     outputs = engine.run(changed, [suited(f, changed.model) for f in feeds], optimize=False)
     errors = [
         max(distance(truth[name], output[name]) for name in truth)
@@ -145,7 +147,7 @@ def _of_worst(
 
 
 def _is_relieved(comparison: LocalErrors, one: Contribution) -> bool:
-    """Whether the changed model errs less where this value is right; errors add up as squares."""
+    """Whether the changed model errs less with this value right; errors add up as squares."""
     whole = comparison.whole
     if math.isinf(whole):  # several may overflow
         return True
@@ -181,10 +183,10 @@ def _described(comparison: LocalErrors, found: Sequence[Contribution]) -> tuple[
 
 
 def _node(comparison: LocalErrors, common: Common) -> tuple[ir.Node, int]:
-    """The node of the original at fault, and how many it stands for.
+    """Return the node of the original at fault, and how many nodes it represents.
 
-    Of several it is one that the changed model dropped: an operator that is missing where the last
-    one is not, as it is in a fusion.
+    Among several, it is one that the changed model dropped: a missing operator whose last node is
+    kept, as in a fusion.
     """
     values = results(comparison.original)
     nodes = between(values[common.name], {values[c.name] for c in comparison.common}).nodes
@@ -202,7 +204,7 @@ def _node(comparison: LocalErrors, common: Common) -> tuple[ir.Node, int]:
 def _changed_node(
     comparison: LocalErrors, found: Contribution, true: Outputs
 ) -> tuple[ir.Node, float]:
-    """The node of the file at fault: of several, the one that stores a value wrongly; its error.
+    """Return the node at fault in the file (the one that stores a wrong value) and its error.
 
     It is known by its result, which is called like the value and something.
     """

@@ -1,8 +1,8 @@
-"""Error budgets: whether a model of reduced precision is near enough to the original.
+"""Error budgets: is a model of reduced precision close enough to the original.
 
-The criterion of ``onnxfold.check.criterion`` asks for the errors of rounding alone, and a model in
-int8 errs by thousands of times as much.  What is near enough is then a number that its user
-chooses: a budget.  Docs: docs/verify.md, with the measurements behind the defaults.
+The criterion of ``onnxfold.check.criterion`` allows rounding errors alone, and a model in int8 errs
+by thousands of times as much. How close is close enough is then a number that the user chooses: a
+budget. Docs: docs/verify.md explains the measurements behind the defaults.
 """
 
 import math
@@ -39,12 +39,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The largest error that is allowed, by metric; all of them hold.
+    """The largest allowed error by metric; all limits must be met.
 
-    Relative error, 1 - cosine and KL are those of the worst sample; top1 is the share over all
-    rows of all samples, since a sample of one row is right or wrong.  Of outputs that are no
-    floating numbers the share of elements that differ is held to the limit of top1, or to that of
-    the relative error where there is none, or must be 0.
+    Relative error, 1 - cosine and KL are taken from the worst sample; top1 is the share over all
+    rows of all samples, because a sample of one row is either right or wrong. For outputs that are
+    not floating point, the share of elements that differ is limited by top1, otherwise by the
+    relative error, otherwise it must be 0.
     """
 
     limits: Mapping[Metric, float]
@@ -67,7 +67,7 @@ class Budget:
 
     @staticmethod
     def default_limit(precision: str, metric: Metric) -> float:
-        """The limit of one metric for a precision; raises UsageError for precisions not known."""
+        """The limit of one metric for a precision; raises UsageError for unknown precisions."""
         if precision not in _DEFAULTS:
             raise UsageError(
                 f"there is no budget for '{precision}'; there are {', '.join(_DEFAULTS)}"
@@ -76,19 +76,19 @@ class Budget:
 
     @property
     def relative(self) -> float:
-        """The relative error that is allowed, or that goes with the cosine; 0 where neither is."""
+        """Return the allowed relative error, or the one that the cosine implies, or 0."""
         from_cosine = math.sqrt(2 * self.limits.get(Metric.COSINE, 0.0))
         return self.limits.get(Metric.RELATIVE, from_cosine)
 
     @property
     def share(self) -> float:
-        """The share of elements that may differ in outputs that are no floating numbers."""
+        """The share of elements that may differ in outputs that are not floating point."""
         return self.limits.get(Metric.TOP1, self.limits.get(Metric.RELATIVE, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """One output: by metric the mean and the worst over samples, the worst sample, the fault.
+    """One output: mean and worst error over samples by metric, the worst sample, the fault.
 
     The means are over all rows.  Metrics of logits are measured only where the budget names them.
     """
@@ -103,14 +103,14 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """Whether a budget holds; sentence: why not, one line that names output and metric."""
+    """Whether a budget is met; sentence: why not, one line that names output and metric."""
 
     passed: bool
     outputs: tuple[OutputError, ...]
     sentence: str | None
 
     def to_json(self) -> dict[str, object]:
-        """The same as a dictionary for JSON, in which numbers that are not finite become null."""
+        """Return the same as a dictionary for JSON, with non-finite numbers as null."""
         return {
             "passed": self.passed,
             "sentence": self.sentence,
@@ -133,8 +133,8 @@ def judge_budget(
 ) -> BudgetReport:
     """Whether outputs of the same samples are within a budget of the truths.
 
-    Another shape, another kind of type, NaN or infinities in other places and outputs that only one
-    of the two has are faults whatever the budget.
+    Faults under any budget: another shape, another kind of type, NaN or infinity elsewhere, and
+    outputs that only one of the two has.
     """
     if not truths or len(truths) != len(outputs):
         raise UsageError(f"{len(outputs)} samples cannot be compared with {len(truths)} truths")
@@ -197,7 +197,7 @@ def distance(truth: Array, output: Array) -> float:
 
 
 def _misfit(truth: Array, output: Array) -> str | None:
-    """What makes two arrays no match, whatever their numbers."""
+    """Return why two arrays cannot be compared, whatever their numbers."""
     if output.shape != truth.shape:
         return f"its shape is {list(output.shape)}, not {list(truth.shape)}"
     kind, wanted = _kind(output), _kind(truth)
@@ -205,7 +205,7 @@ def _misfit(truth: Array, output: Array) -> str | None:
         return f"its type is {output.dtype}, {kind}, not {wanted}"
     if kind != _FLOATING:
         return None
-    # What float32 cannot hold is infinite in the original too.
+    # Values beyond the range of float32 are infinite in the original too.
     with np.errstate(over="ignore"):
         single = _real(truth).astype(np.promote_types(np.float32, np.real(output).dtype))
     count = int(np.count_nonzero(kind_of_number(_real(output)) != kind_of_number(single)))
@@ -223,7 +223,7 @@ def _kind(array: Array) -> str:
 
 
 def _real(array: Array) -> Array:
-    """The numbers in float64; complex ones as pairs."""
+    """Return the numbers in float64, complex ones as pairs."""
     if array.dtype.kind != "c":
         return array.astype(np.float64, copy=False)
     return np.stack([array.real, array.imag], axis=-1).astype(np.float64)
@@ -236,7 +236,7 @@ def _held(
     weights: Sequence[int],
     limits: Mapping[Metric, float],
 ) -> OutputError:
-    """The errors of an output, and what is over its limit."""
+    """Return the errors of an output, and the limit that it exceeds."""
     weight = weights if sum(weights) else None
     mean = {m: float(np.average(each, weights=weight)) for m, each in values.items()}
     worst = {m: max(each) for m, each in values.items()}
@@ -254,7 +254,7 @@ def _held(
 
 
 def _used(held: float, limit: float) -> float:
-    """The error in multiples of its limit."""
+    """Return the error in multiples of its limit."""
     if limit > 0:
         return held / limit
     return 0.0 if held == 0 else math.inf

@@ -1,9 +1,8 @@
-"""Values that a model and what a converter made of it have in common.
+"""Match values of a model with values of a converted version of it.
 
-Converters keep the names of most results.  Where they do not, a result is the counterpart of the
-one that the same operators compute of the same operands; of several such, in their order.  Nodes
-that only change how numbers are stored count as nothing, and an operator on integers as the one
-that it stands in for.
+Converters keep the names of most results. A result without a namesake is matched with the one that
+the same operators compute from the same operands; among several, by order. Nodes that only change
+how numbers are stored are ignored, and an operator on integers counts as the one that it replaces.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,7 +14,7 @@ import onnx_ir as ir
 from onnxfold.graph.traversal import reads
 from onnxfold.shapes import fill_types
 
-# They hand on the numbers of their first input.
+# They pass on the numbers of their first input.
 _STORING = frozenset(
     {"Cast", "CastLike", "DequantizeLinear", "DynamicQuantizeLinear", "Identity", "QuantizeLinear"}
 )
@@ -53,7 +52,7 @@ class Between:
 
 
 def common_values(original: ir.Model, changed: ir.Model) -> list[Common]:
-    """Results of nodes that both models compute, in the order of the changed one."""
+    """Return results of nodes that both models compute, in the order of the changed one."""
     before, after = tensor_types(original), tensor_types(changed)
     named = before.keys() & after.keys()
     pairs = {name: name for name in named} | _by_structure(original, changed, named)
@@ -65,7 +64,7 @@ def common_values(original: ir.Model, changed: ir.Model) -> list[Common]:
 
 
 def tensor_types(model: ir.Model) -> dict[str, np.dtype[np.generic]]:
-    """The types of the main graph's results that are tensors which a runtime takes from numpy."""
+    """Return the types of the main graph's tensor results that a runtime can accept from numpy."""
     typed = model.clone()
     fill_types(typed)
     values = (value for node in typed.graph for value in node.outputs if value.name)
@@ -73,7 +72,7 @@ def tensor_types(model: ir.Model) -> dict[str, np.dtype[np.generic]]:
 
 
 def between(value: ir.Value, common: Collection[ir.Value]) -> Between:
-    """What computes a value of the main graph from values that are common."""
+    """Return the nodes that compute a value of the main graph from common values."""
     nodes: dict[ir.Node, None] = {}
     frontier: dict[str, None] = {}
     waiting = [value]
@@ -92,14 +91,14 @@ def between(value: ir.Value, common: Collection[ir.Value]) -> Between:
 
 
 def stands_for(node: ir.Node) -> str | None:
-    """The operator that a node computes, in any precision; None: it computes nothing."""
+    """Return the operator that a node computes, in any precision; None if it computes nothing."""
     if node.op_type in _STORING or node.op_type == "Constant":
         return None
     return _STANDS_FOR.get(node.op_type, node.op_type.removeprefix("QLinear"))
 
 
 def _dtype(value: ir.Value) -> np.dtype[np.generic] | None:
-    """The type of a tensor that a runtime takes from numpy, otherwise None."""
+    """Return the type of a tensor that a runtime can accept from numpy, otherwise None."""
     if value.dtype is None or not isinstance(value.type, ir.TensorType):
         return None
     if value.dtype is ir.DataType.STRING:
@@ -109,7 +108,7 @@ def _dtype(value: ir.Value) -> np.dtype[np.generic] | None:
 
 
 def _by_structure(original: ir.Model, changed: ir.Model, named: Iterable[str]) -> dict[str, str]:
-    """Results with other names: of the changed model, and their counterparts of the original."""
+    """Map results with other names in the changed model to their names in the original."""
     matched = frozenset(named)
     identities: dict[object, int] = {}
     before, after = (_by_identity(model, matched, identities) for model in (original, changed))
@@ -124,7 +123,7 @@ def _by_structure(original: ir.Model, changed: ir.Model, named: Iterable[str]) -
 def _by_identity(
     model: ir.Model, matched: frozenset[str], identities: dict[object, int]
 ) -> dict[int, list[str]]:
-    """Names of results that are not matched, by what computes them of which operands."""
+    """Return the names of unmatched results, keyed by operator and operands."""
     known: dict[ir.Value, int] = {}
 
     def identify(description: object) -> int:
@@ -148,7 +147,7 @@ def _by_identity(
             elif kind is None:
                 known[value] = operands[0] if operands and place == 0 else weight
             else:
-                # A converter may add weights, as scales, and drop them.
+                # A converter may add weights, such as scales, and drop them.
                 known[value] = identify((kind, place, *(o for o in operands if o != weight)))
                 found.setdefault(known[value], []).append(str(value.name))
     return found

@@ -1,4 +1,4 @@
-"""Does the rewritten model compute what the original does."""
+"""Check whether the rewritten model computes what the original does."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,20 +34,20 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     find_blame: bool = False,
     rows: bool = False,
 ) -> Verification:
-    """Compares two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
+    """Compare two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
-    The truth is a float64 run of the original. Both models run in their own precision, by ONNX
-    Runtime if it can, else by the interpreter. `rtol` or `atol` replace the criterion by bounds on
-    the distance to the truth. Where no float64 run can be had (an operator without a kernel, a
-    tensor of more than `float64_limit_bytes`, too many parameters), both are compared in ONNX
-    Runtime without optimizations, and the noise is that between the original with and without them.
-    `memory_bytes`: what the comparison may take, by default most of what is free; models that take
-    more run in pieces, one after the other. `data`: inputs to run on after the drawn ones.
-    `find_blame`: name the nodes at fault where it fails. `rows`: constant, shifted and zero rows
-    are samples more.
+    The truth is a float64 run of the original. Both models run in their own precision, in ONNX
+    Runtime if possible, otherwise in the interpreter. `rtol` or `atol` replace the criterion by
+    bounds on the distance to the truth. If no float64 run is possible (an operator without a
+    kernel, a tensor of more than `float64_limit_bytes`, too many parameters), both are compared in
+    ONNX Runtime without optimizations, and the noise is that between the original with and without
+    them. `memory_bytes`: how much memory the comparison may use, by default most of what is free;
+    larger models run in pieces, one after the other. `data`: further inputs, run after the drawn
+    ones. `find_blame`: name the nodes at fault if the check fails. `rows`: add samples with
+    constant, shifted and zero rows.
 
-    Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
-    be run, VerificationError where the rewritten model cannot be run or nothing can be compared.
+    Raises UsageError for invalid options or inputs, ModelError if the original cannot be run,
+    VerificationError if the rewritten model cannot be run or nothing can be compared.
     """
     criterion = _criterion(limit, rtol, atol)
     check_interface(original, rewritten)
@@ -86,9 +86,9 @@ def verify_within(  # noqa: PLR0913  # each is an option of the command line
     memory_bytes: int | None = None,
     find_blame: bool = False,
 ) -> BudgetVerification:
-    """Compares a model of reduced precision with a float64 run of the original, by a budget.
+    """Compare a model of reduced precision with a float64 run of the original, by a budget.
 
-    The options are those of `verify`, and so are the errors raised.
+    Options and errors are as in `verify`.
     """
     check_interface(original, changed)
     done = _thirds(progress, samples + len(data))
@@ -128,7 +128,7 @@ def verify_within(  # noqa: PLR0913  # each is an option of the command line
 
 
 def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ...]:
-    """Which of several providers do not take a model by themselves, and why."""
+    """Return which of several providers reject a model when used alone, and why."""
     found = []
     for provider in providers if len(providers) > 1 else ():
         try:
@@ -139,7 +139,7 @@ def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ..
 
 
 def _thirds(progress: Progress | None, samples: int) -> Progress:
-    """Reports samples of the float64 run as the first third of the work."""
+    """Report samples of the float64 run as the first third of the work."""
 
     def done(count: int, _total: int) -> None:
         if progress is not None:
@@ -151,7 +151,7 @@ def _thirds(progress: Progress | None, samples: int) -> Progress:
 def _broken(
     original: ModelSource, changed: ModelSource, truth: Truth, budget: Budget
 ) -> tuple[Blame, ...]:
-    """Nodes that are wrong by themselves; empty if ONNX Runtime cannot run both."""
+    """Return nodes that are wrong by themselves; empty if ONNX Runtime cannot run both."""
     engine = truth.evidence.engine
     if engine is None:
         return ()
@@ -164,7 +164,7 @@ def _broken(
 def _blamed(
     original: ModelSource, changed: ModelSource, truth: Truth
 ) -> tuple[tuple[Blame, ...], tuple[str, ...]]:
-    """The nodes at fault, and why none are known."""
+    """Return the nodes at fault, and why none are known."""
     engine = truth.evidence.engine
     if engine is None:
         return (), (f"no node is blamed: the models ran in the {truth.evidence.runtime}",)
@@ -186,7 +186,7 @@ def _criterion(limit: float, rtol: float | None, atol: float | None) -> Acceptan
 
 
 def check_interface(original: ModelSource, changed: ModelSource) -> None:
-    """Raises VerificationError where inputs or outputs have other names, or another order."""
+    """Raise VerificationError if inputs or outputs differ in name or order."""
     for kind in ("inputs", "outputs"):
         before, after = (
             [str(v.name) for v in getattr(source.model.graph, kind) if not v.is_initializer()]

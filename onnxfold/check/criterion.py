@@ -1,4 +1,4 @@
-"""The criterion by which a rewritten model is accepted, for one output of one sample.
+"""Criterion for accepting a rewritten model, for one output of one sample.
 
 With t the truth, o the original and r the rewritten model in their own precision, and u the unit
 roundoff of the output's type,
@@ -6,15 +6,15 @@ roundoff of the output's type,
     rms(r - t) <= limit max(rms(o - t), u rms(t))
     max|r - t| <= 4 limit max(max|o - t|, u max|t|)
 
-Rounding errors of n elements with deviation s have their largest near s sqrt(2 ln n), for o and r
-alike, so that the ratio of the largest ones is that of the deviations. Their tails are heavier
-where rows differ in conditioning, which the factor 4 allows for; it still finds an error that a
-defect concentrates in a few elements, which the root mean square over a million would hide.
+The largest of n rounding errors with deviation s is near s sqrt(2 ln n), for o as for r, so the
+ratio of the largest errors is that of the deviations. Their tails are heavier where rows differ in
+conditioning, which the factor 4 allows for; it still finds an error that a defect concentrates in a
+few elements, which the root mean square over a million would hide.
 
-Where o was measured in several ways, the largest counts. Elements are judged together, and those
-of the usual size once more by themselves: else outputs of 1e9 for masked positions, whose rounding
-errors are as large, would excuse any error in the others. Elements that all models agree on to the
-last bit and that are 1000 times larger than where they differ say nothing and are left out.
+If o was measured in several ways, the largest counts. Elements are judged together, and those of
+usual size again by themselves: otherwise outputs of 1e9 for masked positions, with rounding errors
+to match, would excuse any error in the others. Elements on which all models agree to the last bit
+and that are 1000 times larger than where they differ carry no information and are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ from onnxfold.check.reference import Array, is_code, is_quantized_float, is_wide
 
 _CONCENTRATION = 4.0
 _OUTLYING = 1000.0
-# Fewer elements than this are no sample of their own.
+# Fewer elements than this are too few to judge by themselves.
 _ENOUGH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Bounds that a user gives instead: |r - t| <= atol + rtol |t| everywhere."""
+    """Bounds that a user sets instead: |r - t| <= atol + rtol |t| everywhere."""
 
     rtol: float
     atol: float
@@ -42,7 +42,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceCriterion:
-    """The multiple of the original's noise that is allowed, or the user's bounds instead."""
+    """The allowed multiple of the original's noise, or the user's bounds instead."""
 
     limit: float
     tolerance: Tolerance | None = None
@@ -50,11 +50,11 @@ class AcceptanceCriterion:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One output of one sample: errors, the ratio, and what is wrong (None: it passed).
+    """Judgment of one output of one sample: errors, the ratio, and the fault (None if it passed).
 
-    compared: the elements whose numbers were compared; NaN and infinities only stand where they
-    stood, and say nothing of the numbers behind them. bound: the root mean square error that was
-    allowed over them, or the largest error where the user gave a tolerance. size: the root mean
+    compared: the elements whose numbers were compared; NaN and infinity are only compared by
+    position, which does not cover the numbers computed from them. bound: the allowed root mean
+    square error over them, or the largest error if the user gave a tolerance. size: the root mean
     square of the truth there.
     """
 
@@ -76,12 +76,12 @@ def judge(
     roundoff: float,
     criterion: AcceptanceCriterion,
 ) -> Judgement:
-    """Judges a rewritten output by the criterion; `roundoff` is u for the output's type.
+    """Judge a rewritten output by the criterion; `roundoff` is u for the output's type.
 
-    Outputs of other types than wide floats must equal the truth, save where an original does not
-    either. Codes may be the next ones elsewhere too, in `limit` times as many places as those of an
-    original: a value between two codes takes the one or the other by its last place, in a number of
-    places that is in proportion to the noise.
+    Outputs other than wide floats must equal the truth, except where an original does not either.
+    Codes may also be off by one elsewhere, in `limit` times as many places as in an original: a
+    value between two codes is rounded to either by its last place, in a number of places
+    proportional to the noise.
     """
     if rewritten.shape != truth.shape:
         return _failed(f"its shape is {rewritten.shape}, not {truth.shape}")
@@ -136,18 +136,18 @@ def _judge_exact(
 
 
 def _are_neighbours(a: Array, b: Array) -> bool:
-    """Whether each is a code next to the other's; no other type than codes has such."""
+    """Whether each is a code adjacent to the other's; False for types other than codes."""
     if not is_code(a.dtype):
         return not a.size
     x, y = a.astype(np.float64), b.astype(np.float64)
     integers = not is_quantized_float(a.dtype)
-    # Of float8 the numbers of one size are as many as its significand has bits for.
+    # A float8 format has as many numbers of one binade as its significand has bits for.
     step = 1.0 if integers else _spacing(a.dtype, np.maximum(np.abs(x), np.abs(y)))
     return bool(np.all(np.abs(x - y) <= step))
 
 
 def _spacing(dtype: np.dtype[np.generic], size: Array) -> Array:
-    """The distance of numbers of a narrow floating type up to this size, where they are normal."""
+    """Return the distance between normal numbers of a narrow floating type up to this size."""
     info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # ml_dtypes has no types for it
     with np.errstate(invalid="ignore"):
         spacing: Array = float(info.eps) * np.maximum(size, float(info.smallest_normal))
@@ -160,14 +160,15 @@ def _same(a: Array, b: Array) -> Array:
 
 
 def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:
-    """Elements that are NaN or infinite as neither the truth nor an original is."""
+    """Count elements that are NaN or infinite where neither the truth nor an original is."""
     kinds = kind_of_number(r)
     known = kinds == kind_of_number(t)
     agreed = np.ones(t.shape, dtype=np.bool_)
     for o in os:
         agreed &= kind_of_number(o) == kind_of_number(t)
         known |= kinds == kind_of_number(o)
-    # An original that overflows where the truth does not may be bettered, never the reverse.
+    # The rewritten model may be finite where an original overflows and the truth does not, never
+    # the reverse.
     return int(np.count_nonzero(~known | (agreed & (kinds != kind_of_number(t)))))
 
 
@@ -176,7 +177,7 @@ def kind_of_number(x: Array) -> Array:
 
 
 def _parts(t: Array, os: Sequence[Array], r: Array) -> Iterator[Array | EllipsisType]:
-    """The elements that say something, and those of them of the usual size."""
+    """Yield the elements that carry information, then the ones of usual size."""
     agreed = np.logical_and.reduce([o == r for o in os])
     if agreed.all():
         yield ...
@@ -220,7 +221,7 @@ def _outside(error: Array, allowed: Array) -> str | None:
 
 
 def rms(x: Array) -> float:
-    """Root mean square, scaled first so that 1e300 does not overflow."""
+    """Return the root mean square, scaled first so that 1e300 does not overflow."""
     largest = float(np.abs(x).max(initial=0.0))
     if largest == 0:
         return 0.0

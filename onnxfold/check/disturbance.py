@@ -1,11 +1,11 @@
-"""Monte Carlo arithmetic (Parker 1997): the noise of a model when every result is rounded anew.
+"""Monte Carlo arithmetic (Parker 1997): the noise of a model when every result is rerounded.
 
 Each element of a result is multiplied by 1 + u x, with x uniform in [-1, 1] and u the unit roundoff
-of its type, so that each draw is another possible outcome of rounding.  So is each weight, which
-whatever folds a factor into it stores rounded anew: the same error in all positions, that no sum
-over them takes out.  The interpreter does so with kernels that are as exact as their types.  ONNX
-Runtime's own kernels may err by more (its Sigmoid by 3e-8 where the result is 1e-7): how much shows
-only when they compute disturbed operands.
+of its type, so that each draw is another possible outcome of rounding. Weights are disturbed in the
+same way, because folding a factor into a weight rounds it again: the error is the same in all
+positions, so no sum over them averages it out. The interpreter does this with kernels that are as
+exact as their types. ONNX Runtime's own kernels may err by more (its Sigmoid by 3e-8 where the
+result is 1e-7), which shows only when they compute on disturbed operands.
 """
 
 import numpy as np
@@ -29,12 +29,12 @@ from onnxfold.shapes import fill_types
 
 # Before opset 8 Min and Max do not broadcast: the largest number of a type may become infinite.
 _LIMITED_SINCE = 8
-# ONNX Runtime (1.32) has RandomUniformLike up to opset 21 alone, and Dropout in all.
+# ONNX Runtime (1.32) has RandomUniformLike only up to opset 21, and Dropout in all opsets.
 _UNIFORM_UNTIL = 21
 
 
 def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[dict[str, Array]]:
-    """Outputs of the interpreter in the model's own types, with weights and results disturbed."""
+    """Return the interpreter's outputs with weights and results disturbed."""
     outcomes = []
     for draw in range(draws):
         copy = model.clone()
@@ -45,7 +45,7 @@ def disturbed(model: ir.Model, feeds: Feeds, *, draws: int, seed: int) -> list[d
 
 
 def _disturb_weights(model: ir.Model, seed: tuple[int, ...]) -> None:
-    """Round every weight anew, when it is read; vectors and scalars stay as they are."""
+    """Reround every weight when it is read; vectors and scalars are unchanged."""
     for graph in all_graphs(model):
         for number, value in enumerate(graph.initializers.values()):
             tensor = value.const_value
@@ -74,7 +74,7 @@ def _disturbing(generator: np.random.Generator) -> Observer:
 
 
 def _rounded(array: Array, generator: np.random.Generator) -> Array:
-    """Return another outcome of rounding, where the largest numbers do not become infinite."""
+    """Return another outcome of rounding, in which the largest numbers do not become infinite."""
     step = unit_roundoff(array.dtype) * generator.uniform(-1.0, 1.0, array.shape)
     wide = np.result_type(array.dtype, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -83,10 +83,10 @@ def _rounded(array: Array, generator: np.random.Generator) -> Array:
 
 
 def disturbed_model(model: ir.Model, seed: int) -> ir.Model:
-    """Return a copy with disturbed weights that disturbs its results itself, in every run anew.
+    """Return a copy with disturbed weights that disturbs its results differently in each run.
 
-    Vectors and scalars stay as they are: they may be sizes, or the factors of a Resize.  So does
-    what functions compute inside.
+    Vectors and scalars are unchanged: they may be sizes, or the factors of a Resize. Results inside
+    functions are unchanged too.
     """
     copy = model.clone()
     fill_types(copy)
@@ -105,7 +105,7 @@ def _is_data(value: ir.Value) -> bool:
 
 
 def _disturb(value: ir.Value, seed: int, opset: int) -> None:
-    """Insert w + w r after a value, in float32, which is rounded once, or in float64."""
+    """Insert w + w r after a value, in float32 (rounded once) or in float64."""
     name, dtype = str(value.name), value.dtype
     if dtype is None:
         raise InvariantError(f"value '{name}' has no type")
@@ -151,7 +151,7 @@ def _uniform(tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int) -> ir.Valu
 def _in_steps(
     tape: ir.tape.Tape, wide: ir.Value, u: float, seed: int, kind: np.dtype[np.generic]
 ) -> ir.Value:
-    """Return w r, r one of u (±1/2 ±1/4 ±1/8): Dropout of half of all gives 0 or 2 w, so w ± w."""
+    """Return w r, r one of u (±1/2 ±1/4 ±1/8): Dropout at ratio 1/2 yields 0 or 2 w, so w ± w."""
     ratio, training = (
         tape.op("Constant", [], {"value": ir.tensor(number)}) for number in (np.float64(0.5), True)
     )

@@ -1,4 +1,4 @@
-"""How far one output of one sample is from the truth, in each metric of an error budget.
+"""Distance of one output of one sample from the truth, in each metric of an error budget.
 
 With t the truth and r the output, both float64 (r as its own type stores it):
 
@@ -7,9 +7,9 @@ With t the truth and r the output, both float64 (r as its own type stores it):
     top1       the share of rows of the last axis whose largest element is another one
     kl         KL(softmax(t) || softmax(r)) in nats, the mean over the rows of the last axis
 
-Masked positions (10,000 and larger, 1000 times the others, and equal in both but for rounding) say
-nothing and are left out of the relative error.  Where t is zero up to rounding, its distance is
-measured by the usual size of the output over all samples.
+Masked positions (at least 10,000, 1000 times the others, and equal in both up to rounding) carry no
+information and are left out of the relative error. If t is zero up to rounding, the distance is
+relative to the usual size of the output over all samples.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from onnxfold.check.reference import Array
 
 
 class Metric(StrEnum):
-    """What an error is measured by."""
+    """The metrics of an error."""
 
     RELATIVE = "relative"
     COSINE = "cosine"
@@ -30,14 +30,14 @@ class Metric(StrEnum):
     KL = "kl"
 
 
-# What masks hold, at least, and how much larger than the others it is.
+# The least value of a mask, and its least ratio to the other values.
 _MASK, _OUTLYING = 1e4, 1000.0
-# Those that take the elements of an output for the scores of classes.
+# The metrics that interpret the elements of an output as class scores.
 OF_LOGITS = frozenset({Metric.TOP1, Metric.KL})
 
 
 def applies(metric: Metric, shape: Sequence[int]) -> bool:
-    """Whether an output of this shape can be measured: all but the relative error need rows."""
+    """Whether an output of this shape can be measured; all but the relative error need rows."""
     return metric is Metric.RELATIVE or (len(shape) > 0 and shape[-1] >= 2)
 
 
@@ -78,7 +78,7 @@ def _relative(truths: Sequence[Array], outputs: Sequence[Array], roundoff: float
 
 
 def _that_tell(t: Array, r: Array, roundoff: float) -> tuple[Array, Array]:
-    """The finite elements that say something, and their distances."""
+    """Return the finite elements that carry information, and their distances."""
     finite = np.isfinite(t) & np.isfinite(r)
     t, r = t[finite], r[finite]
     gap = np.abs(r - t)
@@ -89,7 +89,7 @@ def _that_tell(t: Array, r: Array, roundoff: float) -> tuple[Array, Array]:
 
 
 def _cosine(pairs: Sequence[tuple[Array, Array]], roundoff: float) -> list[float]:
-    """Of unit vectors a and b, 1 - cos = ||a - b||^2 / 2, which keeps its digits near 0."""
+    """Return 1 - cos = ||a - b||^2 / 2 of unit vectors a and b, which keeps its digits near 0."""
     numbers = [
         tuple(np.where(np.isfinite(t) & np.isfinite(r), x, 0.0) for x in (t, r)) for t, r in pairs
     ]
@@ -129,14 +129,14 @@ def _log_softmax(rows: Array) -> Array:
 
 
 def _that_choose(t: Array, r: Array) -> tuple[Array, Array]:
-    """The rows that choose something: no NaN in them, no +inf, and more than -inf."""
+    """Return the rows with a choice: no NaN, no +inf, and something more than -inf."""
     largest = [x.max(axis=-1, initial=-np.inf) for x in (t, r)]
     choose = np.isfinite(largest[0]) & np.isfinite(largest[1])  # the largest of NaN is NaN
     return t[choose], r[choose]
 
 
 def _usual(sizes: Array) -> float:
-    """The median of those that are not zero; 0 where all are."""
+    """Return the median of the nonzero sizes, or 0 if all are zero."""
     return float(np.median(sizes[sizes > 0])) if np.any(sizes > 0) else 0.0
 
 

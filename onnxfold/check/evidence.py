@@ -1,4 +1,4 @@
-"""What two models compute: the truth, the original in several ways, the changed model."""
+"""Outputs of two models: the truth, the original in several ways, the changed model."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,14 +37,15 @@ from onnxfold.shapes import fill_types
 
 # Largest tensor in float64 that the truth may need at once.
 FLOAT64_LIMIT_BYTES = 2 << 30
-# Beyond this many parameters a float64 run takes minutes per sample.
+# With more parameters than this, a float64 run takes minutes per sample.
 FLOAT64_LIMIT_PARAMETERS = 3_000_000_000
-# Below this many elements luck decides on rms errors, so noise is drawn several times.
+# With fewer elements than this, rms errors depend on luck, so noise is drawn several times.
 _FEW, _DRAWS = 64, 8
-# A number that is rounded to another code in some runs, in a share p of them, fails the check where
-# the original alone does not do so: p (1 - p)^n, at most 1 / (e n), 2%.
+# A number that is rounded to another code in a share p of the runs fails the check only if the
+# original alone does not do so: p (1 - p)^n, at most 1 / (e n), 2%.
 _DRAWS_OF_CODES = 16
-# Runs with disturbed weights and results, at least; and before they say that a model is wrong.
+# The least number of runs with disturbed weights and results, and the number before a model is
+# reported wrong.
 RUNS, MOST_RUNS = 2, 8
 
 Outputs = dict[str, Array]
@@ -53,10 +54,10 @@ Done = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Inputs, and the truth for each of them, or None and why there is none.
+    """Inputs, and the truth for each of them, or None and the reason.
 
-    single: why batches hold one; None where they hold more. others: inputs of fewer indices, for a
-    model that does not run on the first and has no truth.
+    single: why batches have one row, None if they have more. others: inputs with fewer indices, if
+    the model does not run on the first, which then lack a truth.
     """
 
     feeds: list[Outputs]
@@ -68,11 +69,11 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the original computed, per sample: feeds, truths, its own runs in several ways.
+    """Results of the original, per sample: feeds, truths, its own runs in several ways.
 
-    engine: the runtime that ran it; None: the interpreter did. optimize: whether a changed model is
-    to run with graph optimizations too. depth: nodes on the longest path of the original. reason:
-    why there is no float64 truth; None where there is. noise: what its runs show, in words.
+    engine: the runtime that ran it, None for the interpreter. optimize: whether the changed model
+    runs with graph optimizations too. depth: nodes on the longest path of the original. reason: why
+    the truth is not float64, or None. noise: what its runs measure, in words.
     """
 
     method: str
@@ -87,7 +88,7 @@ class Evidence:
     noise: str = "ONNX Runtime's, with or without optimizations"
 
     def least_noise(self, dtype: np.dtype[np.generic]) -> float:
-        """The least relative noise to assume: u, or u sqrt(depth) where the truth is no better.
+        """Return the least relative noise to assume: u, or u sqrt(depth) without a better truth.
 
         A float64 truth of a float64 model errs as the model does, and so does the unoptimized
         original as a truth; roundings of `depth` nodes in a row add up as a random walk.
@@ -108,12 +109,11 @@ def sample(
     done: Done,
     rows: bool = False,
 ) -> Sampled:
-    """Makes inputs and runs the model on them in float64.
+    """Make inputs and run the model on them in float64.
 
-    Pictures of open size are tried in several sizes, for a model may take but one of them; so are
-    batches of one, which are all that a model takes where its exporter wrote the example's, and
-    fewer indices where some are outside of what they index. `rows`: further samples of constant,
-    shifted and zero rows.
+    Images of unknown size are tried in several sizes, because a model may accept only one; so are
+    batches of one, the only size some exported models accept, and fewer indices if some are out of
+    range. `rows`: add samples of constant, shifted and zero rows.
     """
     failed: list[Sampled] = []
     supported = True
@@ -155,7 +155,7 @@ def sample(
 def _inside(
     draw: Callable[..., list[Outputs]], run_on: Callable[[list[Outputs]], list[Outputs]]
 ) -> tuple[list[Outputs], list[Outputs]]:
-    """Inputs and what comes of them: the first, unless indices are outside of what they index."""
+    """Return inputs and their outputs: the first draw unless it has indices out of range."""
     for below in (None, *FEWER_INDICES):
         feeds = draw(below=below)
         try:
@@ -167,9 +167,9 @@ def _inside(
 
 
 def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done) -> list[Outputs]:
-    """Float64 outputs for each sample.
+    """Return float64 outputs for each sample.
 
-    Raises UnsupportedOperator where there can be no float64 run, ModelError where one fails.
+    Raises UnsupportedOperator if no float64 run is possible, ModelError if one fails.
     """
     sizes = [t.size for v in model.graph.initializers.values() if (t := v.const_value) is not None]
     if sum(sizes) > FLOAT64_LIMIT_PARAMETERS:
@@ -195,7 +195,7 @@ def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Don
 def sample_given(
     model: ir.Model, feeds: Sequence[Outputs], *, limit_bytes: int, done: Done
 ) -> Sampled:
-    """Runs the model in float64 on inputs that are data."""
+    """Run the model in float64 on the user's inputs."""
     try:
         return Sampled([*feeds], _truths(model, feeds, limit_bytes, done), "")
     except ResourceLimitError:
@@ -205,10 +205,9 @@ def sample_given(
 
 
 def gather(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
-    """Runs the original in its own precision.
+    """Run the original in its own precision.
 
-    Raises ModelError where it does not run, VerificationError where there is nothing to compare
-    with.
+    Raises ModelError if it does not run, VerificationError if there is nothing to compare with.
     """
     if sampled.truths is None:
         return _against_runtime(original, sampled, engine)
@@ -274,7 +273,7 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
 def run_changed(
     changed: ModelSource, feeds: Sequence[Feeds], engine: OnnxRuntime | None, *, optimize: bool
 ) -> list[Outputs]:
-    """Runs the changed model as the original ran; raises VerificationError where it does not."""
+    """Run the changed model as the original ran; raises VerificationError if it does not run."""
     feeds = [suited(each, changed.model) for each in feeds]
     if engine is None:
         return native(changed.model, feeds)
@@ -285,9 +284,9 @@ def run_changed(
 
 
 def without_overflow(evidence: Evidence, numbers: range) -> tuple[Evidence, tuple[int, ...]]:
-    """Leave out those of some samples in which the original overflows, for they say nothing.
+    """Leave out samples in which the original overflows.
 
-    The numbers of those that are left come second.
+    Their truth means nothing. The numbers of the samples that remain come second.
     """
     left = tuple(n for n in numbers if all(_is_finite(run[n]) for run in evidence.originals))
     kept = [n for n in range(len(evidence.feeds)) if n not in numbers or n in left]
@@ -328,12 +327,12 @@ def with_more_noise(
     outputs: Iterable[str],
     seed: int,
 ) -> Evidence:
-    """Evidence with further runs of the original, where its noise may have been underrated.
+    """Return evidence with further runs of the original, if its noise may be underestimated.
 
-    In a model of 16-bit floats, because ONNX Runtime's CPU kernels compute these in float32 and
-    round less often than the model says. For outputs of few numbers, and behind numbers that are
-    rounded to codes, because luck decides there. Where ONNX Runtime is compared with itself,
-    because its kernels err alike with and without optimizations.
+    This is so in a model of 16-bit floats, because ONNX Runtime's CPU kernels compute in float32
+    and round less often than the model specifies; for outputs of few numbers, and downstream of
+    numbers that are rounded to codes, which depend on luck; and if ONNX Runtime is compared with
+    itself, because its kernels have the same errors with and without optimizations.
     """
     model, engine = original.model, evidence.engine
     draws = _draws(evidence, outputs, model)
@@ -352,15 +351,15 @@ def with_more_noise(
 
 
 def _draws(evidence: Evidence, outputs: Iterable[str], model: ir.Model) -> int:
-    """How many draws make up for the few numbers of an output; 0 where none has few.
+    """Return how many draws make up for an output of few numbers; 0 if no output is small.
 
-    Of codes, in an output or on the way to it, few lie so near to the middle between two that a
+    Of codes, in an output or upstream of it, few lie so near to the middle between two that a
     rounding moves them.
     """
     arrays = [truth[name] for name in outputs for truth in evidence.truths]
     if any(is_code(array.dtype) for array in arrays) or _computes_codes(model):
         return _DRAWS_OF_CODES
-    # Copies, as of a Pad or an Expand, have one rounding error.
+    # Copies, as of a Pad or an Expand, share one rounding error.
     counts = [np.unique(array).size for array in arrays if is_wide_float(array.dtype)]
     few = [count for count in counts if 0 < count < _FEW]
     return min(-(-_FEW // min(few)), _DRAWS) if few else 0
@@ -381,9 +380,9 @@ def _runs_of_disturbed(
     seed: int,
     known: int = 0,
 ) -> list[list[Outputs]]:
-    """Runs of the original in ONNX Runtime, weights and results of which move by a rounding.
+    """Run the original in ONNX Runtime with weights and results moved by a rounding.
 
-    Those of `draws` that come after the `known` ones.
+    Returns the runs numbered from `known` to `draws`.
     """
     seeds = range(seed + known, seed + draws)
     sources = (ModelSource(disturbed_model(original.model, one)) for one in seeds)
@@ -404,12 +403,12 @@ def against_itself(
     seed: int,
     runs: int,
 ) -> Evidence:
-    """The original without optimizations, as the truth of a model that runs so too; or more of it.
+    """Use the original without optimizations as the truth of a model that runs so too.
 
-    For outputs where ONNX Runtime is far from the truth, be it that one of them is wrong or that
-    the model is chaotic: the distance would excuse any error. The noise is what moving every weight
-    and result by a rounding does to the original in ONNX Runtime, whose own kernels it shows too:
-    the largest of at least `runs` runs.
+    This is for outputs where ONNX Runtime is far from the float64 truth, because one of them is
+    wrong or the model is chaotic: the distance would excuse any error. The noise is the largest
+    change over at least `runs` runs of the original in ONNX Runtime with every weight and result
+    moved by a rounding, which includes the errors of its kernels.
     """
     draws = max(_draws(evidence, outputs, original.model), runs)
     if evidence.method != "float64":

@@ -1,8 +1,8 @@
-"""What every part of a changed model errs by itself, and what comes of it.
+"""Local errors: how much each part of a changed model errs by itself, and the effect.
 
-Every value that both models have is computed once more by the changed model's nodes from the
-original's own values of what they read: what differs then is no fault of anything before.  How much
-it matters is found in the original, which goes on with the wrong value instead of its own.
+Every common value is recomputed by the changed model's nodes from the original's own operands, so
+the difference does not come from upstream. Its effect is measured in the original, which continues
+with the wrong value instead of its own.
 """
 
 import math
@@ -22,20 +22,21 @@ from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, suited
 from onnxfold.check.shown_codes import show_codes
 from onnxfold.check.tapped import element_counts, run_switched, run_tapped
 
-# What the values that are compared together may take, of 8 bytes at most for an element.
+# The memory of values that are compared together, at most 8 bytes per element.
 _TOGETHER_BYTES = 1 << 29
-# Values that are looked into at once, and in all.
+# The most values to examine at once, and in all.
 _AT_ONCE, _MOST = 16, 32
-# How many times the error of all a value may give alone, errors adding up as squares.
+# The most that one value may contribute, as a multiple of the whole error; errors add up as
+# squares.
 _MADE_GOOD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A value that is wrong by itself, its place in the changed model, and what comes of it.
+    """A value that is wrong by itself, its place in the changed model, and the effect.
 
-    local: its error where all that its nodes read is right. alone: the error of the original's
-    outputs where this value alone is wrong.
+    local: its error when all inputs of its nodes are right. alone: the error of the original's
+    outputs if only this value is wrong.
     """
 
     common: Common
@@ -45,7 +46,7 @@ class Contribution:
 
 
 class LocalErrors:
-    """Two models on one sample; values have the names of the original."""
+    """Two models on one sample; values are named as in the original."""
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class LocalErrors:
         return self._error(self._run_changed(self._outputs, {}))
 
     def contributions(self, enough: float = math.inf) -> list[Contribution]:
-        """What the values that err most by themselves make of the outputs' errors.
+        """Return how much the values that err most by themselves contribute to the outputs' errors.
 
-        Those that err less are not looked into once one makes more than ``enough``.  Values
-        are left out whose error alone exceeds that of the whole model: another change compensates
-        for them, such as a weight that has absorbed the gamma missing from the value.
+        The search ends at a contribution of more than ``enough``. Values whose error alone is
+        larger than the whole model's are left out: another change compensates for them, such as a
+        weight that absorbed the gamma missing from the value.
         """
         errors = self._local_errors()
         order = sorted((p for p, e in errors.items() if e > 0), key=lambda p: (-errors[p], p))
@@ -96,7 +97,7 @@ class LocalErrors:
         return found
 
     def error_without(self, common: Common) -> float:
-        """The error of the changed model's outputs where it goes on with the right value."""
+        """The error of the changed model's outputs when it continues with the right value."""
         right = cast(self.true([common.name])[common.name], common.dtype)
         try:
             outputs = self._run_changed(self._outputs, {common.changed: right})
@@ -105,15 +106,15 @@ class LocalErrors:
         return self._error(outputs | {n: right for n in outputs if n == common.changed})
 
     def between(self, common: Common) -> Between:
-        """The nodes of the changed model that compute a value of others that are common."""
+        """Return the nodes of the changed model that compute a value from other common values."""
         return between(self._results[common.changed], self._stops)
 
     def operands(self, common: Common) -> list[Common]:
-        """The values that are common which the nodes of a value read."""
+        """Return the common values that the nodes of a value read."""
         return [self._by_changed[name] for name in self.between(common).reads]
 
     def read(self, common: Common) -> Outputs:
-        """The inputs, and the weights of the original, by whose names its nodes may call copies."""
+        """Return the inputs, and the original's weights, which nodes may read as copies."""
         weights = self.original.graph.initializers
         tensors = {name: value.const_value for name, value in weights.items()}
         called = {str(v.name) for node in self.between(common).nodes for v in node.outputs}
@@ -129,14 +130,14 @@ class LocalErrors:
         return run_tapped(self._engine, self.original, self._feeds, names, {})
 
     def as_changed(self, common: Sequence[Common]) -> Outputs:
-        """Values that the changed model computes, by their names in the original."""
+        """Return values that the changed model computes, by their names in the original."""
         found = self._run_changed([c.changed for c in common], {})
         return {c.name: found[c.changed] for c in common}
 
     def locally(
         self, common: Sequence[Common], true: Mapping[str, Array], more: Sequence[str] = ()
     ) -> Outputs:
-        """Values, and ``more`` under their own names, of the changed model from true operands."""
+        """Return values, and ``more`` as named, that changed nodes compute from true operands."""
         operands = {one.name: one for each in common for one in self.operands(each)}
         given = {c.changed: cast(true[c.name], c.dtype) for c in operands.values()}
         found = self._run_changed([*(c.changed for c in common), *more], given)
@@ -150,7 +151,7 @@ class LocalErrors:
         return errors
 
     def _computed(self, common: Sequence[Common]) -> dict[str, tuple[Array, Array]]:
-        """Values, and what the changed model makes of true operands."""
+        """Return the true values, and those that the changed model computes from true operands."""
         operands = [operand.name for each in common for operand in self.operands(each)]
         true = self.true(list(dict.fromkeys([*(c.name for c in common), *operands])))
         found = self.locally(common, true)
@@ -171,7 +172,7 @@ class LocalErrors:
             yield group
 
     def _alone(self, values: Mapping[str, tuple[Array, Array]]) -> dict[str, float]:
-        """The errors of the original's outputs where it goes on with one wrong value."""
+        """Return the errors of the original's outputs when it continues with one wrong value."""
         given = [(name, cast(wrong, right.dtype)) for name, (right, wrong) in values.items()]
         shaped = [one for one in given if one[1].shape == values[one[0]][0].shape]
         names = [name for name, _ in shaped]
@@ -183,7 +184,7 @@ class LocalErrors:
             return [0.0] * len(given)
         try:
             runs = run_switched(self._engine, self.original, self._feeds, self._outputs, given)
-        except CannotRun:  # which of them it is shows one by one
+        except CannotRun:  # find out one by one which of them it is
             one_by_one = len(given) > 1
             return [e for g in given for e in self._errors_given([g])] if one_by_one else [math.inf]
         return [self._error(outputs) for outputs in runs]
@@ -198,12 +199,12 @@ class LocalErrors:
 
 
 def results(model: ir.Model) -> dict[str, ir.Value]:
-    """Results of the nodes of the main graph by name."""
+    """Return results of the nodes of the main graph by name."""
     return {str(v.name): v for node in model.graph for v in node.outputs if v.name}
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array in another type, where finite numbers stay finite."""
+    """Convert the array to another type, keeping finite numbers finite."""
     if dtype.kind != "f" or np.can_cast(array.dtype, dtype):
         return array.astype(dtype, copy=False)
     limits = np.finfo(dtype)

@@ -1,4 +1,4 @@
-"""Finds where two models part, by running both in float64 and comparing values of equal names."""
+"""Find where two models diverge, by running both in float64 and comparing values of equal names."""
 
 import numpy as np
 import onnx_ir as ir
@@ -7,14 +7,14 @@ from onnxfold.check.reference import Array, Precision, is_wide_float, run, unit_
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import OnnxfoldError
 
-# Weights of the rewritten model are rounded once more than those of the original, so that exact
-# arithmetic on both differs by u per layer; a defect shows as far more than this many of them.
+# Weights of the rewritten model are rounded once more, so in exact arithmetic the two models differ
+# by u per layer; a defect shows as many more of these.
 _ROUNDINGS = 64.0
 _KEPT_BYTES = 1 << 30
 
 
 class _FoundError(OnnxfoldError):
-    """Stops the run of the rewritten model at the node that was looked for."""
+    """Stops the run of the rewritten model at the node that was searched for."""
 
     def __init__(self, node: ir.Node | None) -> None:
         super().__init__("found")
@@ -22,7 +22,7 @@ class _FoundError(OnnxfoldError):
 
 
 def locate(original: ir.Model, rewritten: ir.Model, feeds: Feeds) -> ir.Node | None:
-    """The first node of the rewritten model whose float64 result differs from the original's.
+    """Return the first node of the rewritten model with another float64 result than the original.
 
     Values are matched by name, and compared up to rounding of the weights and up to a shift that
     is the same along the features, as folding a centring makes it: the last axis, or axis 1 of
@@ -56,7 +56,7 @@ def locate(original: ir.Model, rewritten: ir.Model, feeds: Feeds) -> ir.Node | N
 
 
 def _coarsest_roundoff(model: ir.Model) -> float:
-    """Unit roundoff of the coarsest floating type among the weights; float32's if there is none."""
+    """Return the unit roundoff of the coarsest floating type among the weights, or float32's."""
     roundoffs = [
         unit_roundoff(v.dtype.numpy())
         for v in model.graph.initializers.values()

@@ -1,4 +1,4 @@
-"""How much memory a run of a model takes, and how much there is."""
+"""Memory that a run of a model needs, and the memory available."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 from onnxfold.graph.float_types import HALVES
 
-# ONNX Runtime keeps weights as they are stored and once more: packed for its kernels, or as float32
-# where they are halves.  Resident memory of the model of benchmarks/gptj.py with 1.4e9 parameters
-# was 2.2 times its weights with optimizations off, 2.1 times with all.
+# ONNX Runtime keeps weights as they are stored and again packed for its kernels, or as float32 if
+# they are halves. Resident memory of the model of benchmarks/gptj.py with 1.4e9 parameters was 2.2
+# times its weights with optimizations off, 2.1 times with all.
 _SESSION_FACTOR = 2.5
-# What is left to the rest of the machine.
+# Memory that is left to the rest of the machine.
 _SHARE = 0.8
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = (
@@ -23,24 +23,24 @@ _CGROUPS = (
 
 
 def session_bytes(model: ir.Model) -> int:
-    """Estimate of the memory that ONNX Runtime takes for a whole model, without activations."""
+    """Estimate the memory that ONNX Runtime needs for a whole model, without activations."""
     return int(_SESSION_FACTOR * stored_bytes(model))
 
 
 def stored_bytes(model: ir.Model) -> int:
-    """The size of the weights of the main graph."""
+    """Return the size of the weights of the main graph."""
     tensors = (v.const_value for v in model.graph.initializers.values())
     return sum(t.nbytes for t in tensors if t is not None)
 
 
 def weight_bytes(tensor: ir.TensorProtocol) -> int:
-    """Memory for one weight in a run that packs nothing: as stored, and halves as float32 too."""
+    """Return the memory of a weight that is not packed: as stored, and halves as float32."""
     halves = tensor.dtype in HALVES
     return tensor.nbytes * 3 if halves else tensor.nbytes
 
 
 def available_bytes() -> int | None:
-    """What a process may take of the memory that is free now; None where that is not known."""
+    """Return the free memory that a process may use; None if unknown."""
     free = [number for number in (_meminfo(), *(_left(*files) for files in _CGROUPS)) if number]
     return int(_SHARE * min(free)) if free else None
 
@@ -55,7 +55,7 @@ def _meminfo() -> int | None:
 
 
 def _left(limit: Path, used: Path) -> int | None:
-    """What a control group leaves; None where it sets no limit."""
+    """Return what a control group leaves; None if it sets no limit."""
     if not limit.exists() or not used.exists():
         return None
     text = limit.read_text(encoding="ascii").strip()

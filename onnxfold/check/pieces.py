@@ -1,9 +1,9 @@
-"""A model cut into pieces that ONNX Runtime runs one after the other, each with its own weights.
+"""Split a model into pieces that ONNX Runtime runs in order, each with its own weights.
 
-The nodes are taken in order; a piece ends where its weights would pass the memory that it may
-take, at the place with the fewest values to hand on, which in a transformer is in front of a norm.
-Weights are inputs of a piece, arrays mapped from their file, so that nothing copies or packs them.
-Without optimizations the outputs are those of the whole model, bit for bit.
+A piece ends before its weights exceed the allowed memory, at the cut that the fewest values cross,
+which in a transformer is just upstream of a norm. Weights are inputs of a piece, arrays mapped from
+their file, so that nothing copies or packs them. Without optimizations the outputs equal those of
+the whole model, bit for bit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,17 +20,17 @@ from onnxfold.errors import ModelError
 from onnxfold.model_io.tensor_places import detach, payload, take_number, tensor_protos
 from onnxfold.model_io.wire import EMBEDDED_BYTES
 
-# Weights from this size on are inputs of a piece; smaller ones are embedded in it.
+# Weights of this size or more are inputs of a piece; smaller ones are embedded in it.
 _FED_BYTES = 4096
-# Types that ONNX Runtime takes from numpy.
+# Types that ONNX Runtime accepts from numpy.
 _FED_KINDS = "fiub"
-# A piece is filled at least so far before a place to end it is looked for.
+# A piece is filled at least to this share before it may end.
 _FILLED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Nodes `start` to `stop`: what they read from before, hand on, and are the last to read."""
+    """Nodes `start` to `stop`: the values that they read from before, pass on, and read last."""
 
     start: int
     stop: int
@@ -40,9 +40,9 @@ class Piece:
 
 
 class Pieces:
-    """A model in pieces whose weights take at most `limit_bytes` each, or are a single node's.
+    """A model in pieces whose weights need at most `limit_bytes` each, or belong to a single node.
 
-    Raises ModelError where what cannot be handed over is larger than a protobuf.
+    Raises ModelError if weights that cannot be passed as inputs exceed the size of a protobuf.
     """
 
     def __init__(self, model: ir.Model, limit_bytes: int):
@@ -65,13 +65,13 @@ class Pieces:
         self.pieces = tuple(self._pieces(limit_bytes))
 
     def weights(self, piece: Piece) -> dict[str, Array]:
-        """The arrays of the weights that a piece reads, mapped where they are in files."""
+        """Return the arrays of the weights that a piece reads, mapped if they are in files."""
         return {name: self._fed[name].numpy() for name in piece.reads if name in self._fed}
 
     def content(
         self, piece: Piece, weights: Mapping[str, Array], known: Mapping[str, Array]
     ) -> bytes:
-        """The piece as a model; `known`: what it reads of others, for their types."""
+        """Return the piece as a model; `known`: values of other pieces, for their types."""
         model = onnx.ModelProto()
         model.CopyFrom(self._shell())
         graph = model.graph
@@ -121,7 +121,7 @@ class Pieces:
             results = {name for number in inside for name in self._nodes[number].output if name}
             read = dict.fromkeys(name for number in inside for name in sorted(self._reads[number]))
             gives = tuple(sorted(n for n in results if self._handed_on(n, stop, outputs)))
-            if gives:  # otherwise constants alone, of which every reader has a copy
+            if gives:  # otherwise only constants, which every reader copies
                 yield Piece(
                     start,
                     stop,
@@ -137,7 +137,7 @@ class Pieces:
         return name not in self._constants and self._last.get(name, -1) >= stop
 
     def _stop(self, start: int, limit_bytes: int) -> int:
-        """The end of the piece that begins at a node: the place with the fewest values."""
+        """Return the end of the piece that begins at a node: the cut with the fewest values."""
         sizes = [0]
         seen: set[str] = set()
         for number in range(start, len(self._nodes)):
@@ -153,7 +153,7 @@ class Pieces:
         return start + min(places, key=lambda place: (self._live[start + place], -place))
 
     def _counted(self) -> list[int]:
-        """For every place how many values from before it are read behind it."""
+        """Count for every cut the values that are computed before it and read after it."""
         change = [0] * (len(self._nodes) + 1)
         for number, node in enumerate(self._nodes):
             for name in node.output:
@@ -165,7 +165,7 @@ class Pieces:
 
 
 def _detached(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """The model without its large weights, and these by name."""
+    """Return the model without its large weights, and these by name."""
     proto, taken = detach(model, lambda slot: slot.tensor.dtype is not ir.DataType.STRING)
     fed: dict[str, ir.TensorProtocol] = {}
     kept: list[onnx.TensorProto] = []
@@ -196,7 +196,7 @@ def _is_fed(tensor: ir.TensorProtocol) -> bool:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node reads, those that its bodies take from outside too."""
+    """Yield the names that a node reads, including those that its bodies capture."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

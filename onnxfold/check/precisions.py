@@ -1,4 +1,4 @@
-"""The precision that a model computes in, and the budget that a user asks for."""
+"""The precision in which a model computes, and the budget that a user asks for."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _HALVES = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
 
 
 def precision_of(model: ir.Model) -> str:
-    """The lowest precision of a model's weights: int4, int8, bf16, fp16 or fp32."""
+    """Return the lowest precision of a model's weights: int4, int8, bf16, fp16 or fp32."""
     if any(node.op_type == "MatMulNBits" and _bits(node) <= 4 for node in all_nodes(model)):
         return "int4"
     types = {v.dtype for graph in all_graphs(model) for v in graph.initializers.values()}
@@ -34,10 +34,10 @@ def _bits(node: ir.Node) -> int:
 def chosen_budget(
     metrics: Sequence[Metric | str], limits: Sequence[float], changed: ir.Model
 ) -> Budget:
-    """The budget of some metrics and their limits, or of the changed model's precision.
+    """Return the budget of some metrics and limits, or of the changed model's precision.
 
-    Raises UsageError for metrics that there are not, other numbers of limits than metrics, and
-    where neither limits nor a reduced precision say what is allowed.
+    Raises UsageError for unknown metrics, for unequal numbers of metrics and limits, and if neither
+    limits nor a reduced precision imply a budget.
     """
     named = [member(Metric, name, f"metric '{name}'") for name in metrics]
     if len(set(named)) < len(named):

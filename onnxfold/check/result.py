@@ -1,4 +1,4 @@
-"""What a verification says: per output, and in all."""
+"""Result of a verification: per output, and overall."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-if TYPE_CHECKING:  # what they are takes imports that a result does not
+if TYPE_CHECKING:  # their types need imports that a result does not
     from onnxfold.check.blame import Blame
     from onnxfold.check.budget import Budget, BudgetReport
 
-# A relative error of ONNX Runtime that rounding explains in chaotic and quantised models only.
+# A relative error of ONNX Runtime that rounding explains only in chaotic and quantized models.
 FAR = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model, and the file that holds it if there is one, from which a runtime reads it."""
+    """A model, and its file if there is one, from which a runtime reads it."""
 
     model: ir.Model
     path: Path | None = None
@@ -34,10 +34,10 @@ class OutputCheck:
     noise_ratio: the error of the rewritten model in multiples of the original's, root mean square,
     in the worst sample; infinite where shapes, NaN or infinities differ. method: the truth was a
     "float64" run of the original, or its run in "onnxruntime" without optimizations; reason: why it
-    was no float64 run. bound: the root mean square error that was allowed, or the largest error by
-    the user's tolerance; allowed: what gives that bound, in words. relative_noise: the original's
-    own error by the size of the output, root mean square: where it nears 1, as in chaotic models,
-    a comparison says little. compared: how many elements are finite in all runs, and so were
+    is not a float64 run. bound: the allowed root mean square error, or the largest error by the
+    user's tolerance; allowed: where that bound comes from, in words. relative_noise: the original's
+    own error relative to the size of the output, root mean square; near 1, as in chaotic models, a
+    comparison means little. compared: how many elements are finite in all runs, and so were
     compared as numbers.
     """
 
@@ -58,19 +58,19 @@ class OutputCheck:
 
     @property
     def nothing_compared(self) -> bool:
-        """Whether it is empty, or NaN and infinities stand where they stood and nothing else."""
+        """Whether the output is empty, or holds only NaN and infinities, at the same positions."""
         return self.compared == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether a rewritten model computes what the original does, and how that was found out.
+    """Whether a rewritten model computes what the original does, and the evidence.
 
-    runtime: what ran the two models. pieces: in how many pieces it ran the one with more, where
-    they did not fit in memory. single: why batches held one, where the original ran on no others.
+    runtime: what ran the two models. pieces: the larger number of pieces in which a model ran, if
+    it did not fit in memory. single: why batches had one row, if the original runs on no others.
     worst: on failure, one sentence on the worst output. notes: known traps. blame: the nodes at
-    fault, where they were asked for. data: what it ran on besides drawn inputs. rows: the kinds of
-    rows that inputs were made of, in samples of their own.
+    fault, if requested. data: the user's inputs, beside the drawn ones. rows: the kinds of extreme
+    rows in additional samples.
     """
 
     passed: bool
@@ -88,7 +88,7 @@ class Verification:
 
     @property
     def method(self) -> str:
-        """That of all outputs (see `OutputCheck`); "mixed" where it is not one for all."""
+        """The method of all outputs (see `OutputCheck`), or "mixed" if they differ."""
         methods = {output.method for output in self.outputs}
         return "mixed" if len(methods) > 1 else next(iter(methods), "float64")
 
@@ -101,7 +101,7 @@ class Verification:
         return max((output.noise_ratio for output in self.outputs), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a dictionary for JSON, in which numbers that are not finite become null."""
+        """Return the same as a dictionary for JSON, with non-finite numbers as null."""
         totals = {name: getattr(self, name) for name in ("method", "max_abs_error", "noise_ratio")}
         record: dict[str, Any] = _finite(asdict(self) | totals)
         record["blame"] = [_finite(asdict(one)) for one in self.blame]
@@ -140,7 +140,7 @@ class BudgetVerification:
         return self.report.sentence
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a dictionary for JSON, in which numbers that are not finite become null."""
+        """Return the same as a dictionary for JSON, with non-finite numbers as null."""
         return {
             **self.report.to_json(),
             "budget": {str(metric): limit for metric, limit in self.budget.limits.items()},

@@ -1,4 +1,4 @@
-"""Runs models in their own precision: by ONNX Runtime, or else by the interpreter."""
+"""Run models in their own precision, in ONNX Runtime or in the interpreter."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors
 
 Feeds = Mapping[str, Array]
 _THREADS = 2
-# The one type of fewer than 16 bits whose tensors ONNX Runtime hands to Python.
+# The only type of fewer than 16 bits whose tensors ONNX Runtime returns to Python.
 _FLOAT8, _FLOAT8_TENSOR = ir.DataType.FLOAT8E4M3FN.numpy(), "tensor(float8e4m3fn)"
-# Nothing else bounds the steps of a loop, and no other model can run without end.
+# Nothing bounds the steps of a loop; a model without loops always ends.
 _LONGEST_WITH_LOOPS_S = 300.0
 
 
@@ -49,7 +49,7 @@ class CannotLoad(CannotRun):
 
 
 def why_not_onnxruntime(model: ir.Model) -> str | None:
-    """Why a model is not for ONNX Runtime here; None: it may be tried."""
+    """Return why ONNX Runtime cannot be tried on a model here, or None."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
@@ -63,7 +63,7 @@ def why_not_onnxruntime(model: ir.Model) -> str | None:
 
 
 def _unknown_in_function(model: ir.Model) -> str | None:
-    """Name an operator that the opset of a function lacks: it ends the process (1.31)."""
+    """Name an operator that the opset of a function lacks: it would end the process (1.31)."""
     for function in model.functions.values():
         opset = function.opset_imports.get("", 1)
         for node in function.all_nodes():
@@ -73,9 +73,9 @@ def _unknown_in_function(model: ir.Model) -> str | None:
 
 
 def _is_optimizable(model: ir.Model) -> bool:
-    """False for a LayerNormalization with an empty name for its bias: it ends the process (1.31).
+    """Return False for a LayerNormalization with an empty bias name, which ends the process (1.31).
 
-    Without graph optimizations ONNX Runtime takes it, as it should.
+    Without graph optimizations ONNX Runtime accepts it, as it should.
     """
     functions = (node for function in model.functions.values() for node in function.all_nodes())
     return not any(
@@ -88,7 +88,7 @@ def _is_optimizable(model: ir.Model) -> bool:
 class OnnxRuntime:
     """ONNX Runtime with the given execution providers, one model in memory at a time.
 
-    memory_bytes: what a run may take; a model that takes more runs in pieces (`Pieces`).
+    memory_bytes: the most that a run may use; a larger model runs in pieces (`Pieces`).
     """
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -96,7 +96,7 @@ class OnnxRuntime:
 
     @classmethod
     def of(cls, providers: Sequence[str] | None, memory_bytes: int | None = None) -> OnnxRuntime:
-        """Raises UsageError for providers that the installed ONNX Runtime does not have."""
+        """Raise UsageError for providers that the installed ONNX Runtime does not have."""
         if not providers:
             return cls(memory_bytes=memory_bytes)
         check_providers(providers)
@@ -107,7 +107,7 @@ class OnnxRuntime:
         return self.memory_bytes is None or session_bytes(model) <= self.memory_bytes
 
     def pieces(self, model: ir.Model) -> Pieces:
-        """A model in pieces that may be in memory, half of it left for what they compute."""
+        """Return a model in pieces that fit in memory, half of it left for what they compute."""
         return Pieces(model, (self.memory_bytes or 0) // 2)
 
     @property
@@ -119,7 +119,10 @@ class OnnxRuntime:
     def run(
         self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
     ) -> list[dict[str, Array]]:
-        """Outputs for each sample, with all graph optimizations or none; raises CannotRun."""
+        """Return outputs for each sample, with all graph optimizations or none.
+
+        Raises CannotRun.
+        """
         optimize = optimize and _is_optimizable(source.model)
         if not self.fits(source.model):
             return self._run_pieces(source, samples, optimize=optimize)
@@ -192,7 +195,7 @@ class OnnxRuntime:
     def _session(
         self, content: str | bytes, *, optimize: bool, pack: bool, keep: bool = True
     ) -> Any:
-        """A session; `pack`: it packs weights; `keep`: it keeps used memory for the next run."""
+        """Return a session; `pack`: it packs weights; `keep`: it keeps memory for the next run."""
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -207,16 +210,17 @@ class OnnxRuntime:
 
 
 def _packs(model: ir.Model) -> bool:
-    """Whether a session should pack weights, which takes longer than the few runs of a check save.
+    """Whether a session should pack weights, which costs more than the few runs of a check save.
 
-    Contrib kernels of quantised weights choose their arithmetic by whether they could be packed.
+    Contrib kernels of quantized weights choose their arithmetic by whether the weights could be
+    packed.
     """
     return any(node.domain == "com.microsoft" for node in all_nodes(model))
 
 
 @contextmanager
 def _bounded(source: ModelSource) -> Iterator[Any]:
-    """Options of a run that is ended after some minutes if the model has loops.
+    """Yield options of a run, ended with CannotRun after some minutes if the model loops.
 
     Raises CannotRun for one that was.
     """
@@ -246,15 +250,15 @@ def _by_name(session: Any, names: Sequence[str], results: Sequence[Any]) -> dict
     for name, result in zip(names, results, strict=True):
         if not isinstance(result, np.ndarray):
             raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
-        # NumPy has no such type, so ONNX Runtime gives the bits.
+        # NumPy lacks this type, so ONNX Runtime returns the bits.
         outputs[name] = result.view(_FLOAT8) if types[name] == _FLOAT8_TENSOR else result
     return outputs
 
 
 def suited(feeds: Feeds, model: ir.Model) -> dict[str, Array]:
-    """The feeds in the types of a model's inputs, where these are numbers of the same kind.
+    """Convert the feeds to the types of a model's inputs, if these are numbers of the same kind.
 
-    A converter may have given its inputs another width.
+    A converter may have changed the width of its inputs.
     """
     types = {str(v.name): np.dtype(v.dtype.numpy()) for v in model.graph.inputs if v.dtype}
     suiting = dict(feeds)
@@ -267,5 +271,5 @@ def suited(feeds: Feeds, model: ir.Model) -> dict[str, Array]:
 
 
 def native(model: ir.Model, samples: Sequence[Feeds]) -> list[dict[str, Array]]:
-    """Outputs of the interpreter in the model's own types."""
+    """Return outputs of the interpreter in the model's own types."""
     return [run(model, feeds, precision=Precision.NATIVE) for feeds in samples]

@@ -1,7 +1,7 @@
-"""Values that a model holds as integer codes alone, shown as the numbers that they stand for.
+"""Values that a model stores only as integer codes, computed as the numbers they represent.
 
-ONNX Runtime's quantizers call the codes of a value NAME "NAME_quantized", and "NAME_scale" and
-"NAME_zero_point" say what they stand for.  Dequantized and quantized again they are the same.
+ONNX Runtime's quantizers name the codes of a value NAME "NAME_quantized", with "NAME_scale" and
+"NAME_zero_point" to decode them. Dequantizing and quantizing again does not change them.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,7 +16,7 @@ _MARK = "/shown"
 
 
 def show_codes(model: ir.Model, names: Collection[str]) -> ir.Model:
-    """A copy in which values of these names are computed, where the model holds their codes."""
+    """Return a copy that computes values of these names, if the model stores their codes."""
     copy = model.clone()
     values = {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
     weights = copy.graph.initializers
@@ -35,14 +35,14 @@ def show_codes(model: ir.Model, names: Collection[str]) -> ir.Model:
 
 
 def is_of_file(node: ir.Node) -> bool:
-    """Whether a node stands in the model itself."""
+    """Whether a node is in the model itself."""
     return _MARK not in str(node.name)
 
 
 def stored_weights(
     model: ir.Model, original: ir.Model, node: ir.Node
 ) -> Iterator[tuple[Array, Array]]:
-    """Weights of the original whose codes a node reads, and the numbers that these stand for."""
+    """Yield weights of the original whose codes a node reads, and the decoded numbers."""
     weights = model.graph.initializers
     for codes in node.inputs:
         name = "" if codes is None else str(codes.name).removesuffix("_quantized")

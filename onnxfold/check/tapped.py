@@ -1,4 +1,4 @@
-"""Models run with some of their inner values given, and others read."""
+"""Run models with some of their inner values replaced, and others read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +23,10 @@ def run_tapped(
     wanted: Sequence[str],
     given: Mapping[str, Array],
 ) -> Outputs:
-    """What the nodes compute for the values ``wanted`` where readers of others see the ``given``.
+    """Return the computed values ``wanted``, where readers of other values see the ``given``.
 
-    A value may be both: what is returned is what its node computes.  Only the nodes that it takes
-    run, without optimizations.  Raises CannotRun.
+    A value may be in both: the result that its node computes is returned. Only the necessary nodes
+    run, without optimizations. Raises CannotRun.
     """
     copy, values = _copied(model)
     inputs = {f"{name}/given": array for name, array in given.items()}
@@ -46,10 +46,10 @@ def run_switched(
     wanted: Sequence[str],
     given: Sequence[tuple[str, Array]],
 ) -> list[Outputs]:
-    """What `run_tapped` gives for each of some values given alone, by one session.
+    """Return the result of `run_tapped` for each of some given values alone, by one session.
 
-    Here a value that is wanted is what others read.  The values given have their own shapes.
-    Raises CannotRun.
+    Here a wanted value is the one that others read. The values given have their own shapes. Raises
+    CannotRun.
     """
     if any(not _is_switchable(model, array.dtype) for _, array in given):
         runs = [run_tapped(engine, model, feeds, wanted, {name: array}) for name, array in given]
@@ -86,7 +86,7 @@ def _is_switchable(model: ir.Model, dtype: np.dtype[Any]) -> bool:
 def element_counts(
     engine: OnnxRuntime, model: ir.Model, feeds: Feeds, names: Sequence[str]
 ) -> dict[str, int]:
-    """How many elements some values have, which are not kept.  Raises CannotRun."""
+    """Return how many elements some values have, without keeping them. Raises CannotRun."""
     copy, values = _copied(model)
     counts = []
     for name in names:
@@ -100,14 +100,14 @@ def element_counts(
 
 
 def _copied(model: ir.Model) -> tuple[ir.Model, dict[str, ir.Value]]:
-    """A copy without outputs, whose weights are shared, and the results of its nodes by name."""
+    """Return a copy without outputs, which shares the weights, and its node results by name."""
     copy = model.clone()
     set_outputs(copy.graph, ())
     return copy, {str(v.name): v for node in copy.graph for v in node.outputs if v.name}
 
 
 def _give(model: ir.Model, outputs: Sequence[ir.Value]) -> None:
-    for value in outputs:  # what a tool left there may be wrong, and a runtime finds them
+    for value in outputs:  # shapes left there by a tool may be wrong, and a runtime infers them
         value.type = value.shape = None
     set_outputs(model.graph, outputs)
     sweep(model.graph)

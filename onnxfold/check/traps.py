@@ -1,4 +1,4 @@
-"""Known traps in what converters write: what is worth a note, and what no file may have."""
+"""Known defects of files that converters write: those worth a note, and those never allowed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from onnxfold.runtime.session_graph import session_operators
 
 _SQUARES, _MEANS = frozenset({"Mul", "Pow"}), frozenset({"ReduceMean", "ReduceSum"})
 _QUANTIZED_FORMS = frozenset({"Conv", "Gemm", "MatMul"})
-# A converter that clips stores the same number in the place of every larger one.
+# A converter that clips stores the same number in place of every larger one.
 _CLIPPED = 0.5
 
 
 def check_order(path: Path) -> None:
-    """Raises VerificationError for a file whose nodes read results of later ones."""
+    """Raise VerificationError for a file whose nodes read results of later ones."""
     model = onnx.load(path, load_external_data=False)
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         found = _early(nodes)
@@ -36,7 +36,7 @@ def check_order(path: Path) -> None:
 
 
 def _early(nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.NodeProto, str] | None:
-    """The first node that reads what a later one computes, and what it reads."""
+    """Return the first node that reads the result of a later one, and the name of that result."""
     waiting = {name for node in nodes for name in node.output if name}
     for node in nodes:
         for name in _reads(node):
@@ -61,7 +61,10 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def traps(original: ModelSource, changed: ModelSource) -> tuple[str, ...]:
-    """Sentences on what often goes wrong in a file like the changed one; none is a verdict."""
+    """Return notes on frequent defects in a file like the changed one.
+
+    They do not decide the verdict.
+    """
     found = (
         _half_norms(changed.model),
         _new_clips(original.model, changed.model),
@@ -72,7 +75,7 @@ def traps(original: ModelSource, changed: ModelSource) -> tuple[str, ...]:
 
 
 def _half_norms(model: ir.Model) -> str | None:
-    """Norms in pieces whose squares are summed in float16."""
+    """Describe decomposed norms whose squares are summed in float16."""
     types = tensor_types(model)
     found = [
         node
@@ -108,7 +111,7 @@ def _new_clips(original: ir.Model, changed: ir.Model) -> str | None:
 
 
 def _clipped_weights(original: ir.Model, changed: ir.Model) -> str | None:
-    """Weights in float16 whose largest numbers are smaller than those of the original."""
+    """Describe float16 weights with a smaller largest number than in the original."""
     clipped = []
     for name, value in changed.graph.initializers.items():
         before = original.graph.initializers.get(name)
@@ -128,9 +131,9 @@ def _largest(value: ir.Value) -> float:
 
 
 def _unfused(changed: ModelSource) -> str | None:
-    """Operators between QuantizeLinear and DequantizeLinear that a CPU session computes in float.
+    """Describe operators between Q and DQ nodes that a CPU session computes in float.
 
-    What does not load is no matter of a note.
+    A file that does not load gets no note.
     """
     nodes = [node for node in changed.model.graph if node.op_type in _QUANTIZED_FORMS]
     quantized = [node for node in nodes if _is_dequantized(node.inputs[0])]

@@ -1,4 +1,4 @@
-"""The original's outputs on inputs, computed once, and what other models compute against them."""
+"""The original's outputs on inputs, computed once, and other models compared with them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,10 +40,10 @@ Found = dict[str, list[Judgement]]
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Inputs, the first ``drawn`` of which were drawn, and what the original computes for them.
+    """Inputs, the first ``drawn`` of them drawn, and the original's results for them.
 
-    single: why drawn batches hold one, where the original ran on no others. rows: the kinds of rows
-    that the last of the drawn samples are made of.
+    single: why drawn batches have one row, if the original runs on no others. rows: the kinds of
+    rows in the last of the drawn samples.
     """
 
     evidence: Evidence
@@ -60,21 +60,21 @@ class Truth:
 
     @property
     def outputs(self) -> Sequence[Outputs]:
-        """The truth for each sample: float64, or unoptimized ONNX Runtime's for `reason`."""
+        """The truth for each sample: float64, or unoptimized ONNX Runtime's for the `reason`."""
         return self.evidence.truths
 
     @property
     def method(self) -> str:
-        """What the truth is: "float64", or "onnxruntime" where no float64 run could be had."""
+        """The kind of truth: "float64", or "onnxruntime" if no float64 run is possible."""
         return self.evidence.method
 
     @property
     def reason(self) -> str | None:
-        """Why there is no float64 run; None where there is."""
+        """Why there is only ONNX Runtime's truth, or None."""
         return self.evidence.reason
 
     def noisier(self, original: ModelSource, names: Sequence[str]) -> Evidence:
-        """Evidence with further runs of the original, for outputs that failed by the first."""
+        """Return evidence with further runs of the original, for outputs that failed at first."""
         key = tuple(names)
         if key not in self._noisier:
             self._noisier[key] = with_more_noise(
@@ -96,16 +96,16 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
     progress: Progress | None = None,
     rows: bool = False,
 ) -> Truth:
-    """Runs the original in float64, and in its own precision, on drawn inputs and on data.
+    """Run the original in float64 and in its own precision, on drawn inputs and on data.
 
-    Where no float64 run can be had (an operator without a kernel, a tensor of more than
+    If no float64 run is possible (an operator without a kernel, a tensor of more than
     `float64_limit_bytes`, too many parameters), the truth is its run in ONNX Runtime without
-    optimizations. `memory_bytes`: what the runs may take, by default most of what is free. `rows`:
-    each kind of rows that norms are hurt by (`onnxfold.inputs.ROWS`) is a sample more, where the
-    original stays in its range on it.
+    optimizations. `memory_bytes`: how much memory the runs may use, by default most of what is
+    free. `rows`: each kind of row that is hard for norms (`onnxfold.inputs.ROWS`) adds a sample if
+    the original stays in its range on it.
 
-    Raises UsageError for options or inputs that make no sense, ModelError where the original cannot
-    be run, VerificationError where there is nothing to compare with.
+    Raises UsageError for invalid options or inputs, ModelError if the original cannot be run,
+    VerificationError if there is nothing to compare with.
     """
     total = samples + len(data) + len(ROWS) * rows
     if samples < 0 or not total:
@@ -158,9 +158,9 @@ def _joined(drawn: Sampled, given: Sampled) -> Sampled:
 
 
 def within(changed: ModelSource, truth: Truth, budget: Budget) -> BudgetReport:
-    """Whether a changed model, as ONNX Runtime runs it, is within an error budget of the truth.
+    """Judge whether a changed model, run in ONNX Runtime, is within an error budget of the truth.
 
-    Raises VerificationError where it does not run.
+    Raises VerificationError if it does not run.
     """
     evidence = truth.evidence
     outputs = run_changed(changed, truth.feeds, evidence.engine, optimize=True)
@@ -177,7 +177,7 @@ def judged(
     criterion: AcceptanceCriterion | None = None,
     outputs: Callable[[bool], list[Outputs]] | None = None,
 ) -> Verification:
-    """Whether a changed model errs no more than the original, by the criterion of full precision.
+    """Judge whether a changed model errs no more than the original, by the strict criterion.
 
     `outputs` gives what it computes, with graph optimizations or without, for a caller who runs it;
     otherwise ONNX Runtime does, as it ran the original. Raises VerificationError where it does not
@@ -233,7 +233,7 @@ def judged(
 
 
 def _pieces(pair: tuple[ModelSource, ModelSource], evidence: Evidence) -> int:
-    """In how many pieces ONNX Runtime ran the model with more of them; 1 where both were whole."""
+    """Return in how many pieces ONNX Runtime ran the larger model; 1 if both were whole."""
     engine = evidence.engine
     if engine is None:
         return 1
@@ -264,7 +264,7 @@ def _fault(judgements: Iterable[Judgement]) -> str | None:
 
 
 def _is_far(judgements: Iterable[Judgement], evidence: Evidence) -> bool:
-    """Whether the original in ONNX Runtime is further from the truth than rounding takes it."""
+    """Whether the original in ONNX Runtime is further from the truth than rounding explains."""
     return evidence.method == "float64" and any(
         judgement.original_rms_error > FAR * judgement.size > 0 for judgement in judgements
     )
@@ -320,7 +320,7 @@ def _worst(
     check = max((c for c in checks if not c.passed), key=lambda c: c.noise_ratio)
     judgements = found[check.name]
     sentence = f"output {check.name!r}: {_fault(judgements)}"
-    if check.method != "float64":  # no float64 run tells them apart, so there is none to look into
+    if check.method != "float64":  # no float64 run can tell the nodes apart
         return sentence
     at = max(range(len(judgements)), key=lambda n: judgements[n].noise_ratio)
     try:

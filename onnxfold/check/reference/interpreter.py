@@ -1,4 +1,4 @@
-"""Runs a model node by node in numpy, one tensor of the model in memory at a time."""
+"""Run a model node by node in numpy, one tensor of the model in memory at a time."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.graph.traversal import reads
 
-# Sees every value that a node computes, inside functions and subgraphs too, save views of stored
-# tensors, and gives the array to go on with: the same one, or another of its shape and type.
+# Receives every value that a node computes, in functions and subgraphs too, except views of stored
+# tensors; returns the array to continue with, possibly of another shape and type.
 Observer: TypeAlias = Callable[[ir.Value, Array], Array]
 # A tensor of the model stays in its file until a kernel asks for it.
 Stored: TypeAlias = "Datum | ir.TensorProtocol"
@@ -51,7 +51,7 @@ _KERNEL_ERRORS = (
 )
 
 
-# Nodes that bodies of loops may run in all, about 10 seconds; a decoder runs thousands.
+# The most nodes that bodies of loops may run in all, about 10 seconds; a decoder runs thousands.
 _MOST_BODY_NODES = 500_000
 
 
@@ -62,12 +62,11 @@ def run(
     precision: Precision,
     observe: Observer | None = None,
 ) -> dict[str, Array]:
-    """Outputs of the model by name.
+    """Return outputs of the model by name.
 
     Initializers are read when a node first needs them and values are freed after their last use.
-    Raises UnsupportedOperator where there is no kernel, ResourceLimitError where loops take more
-    steps, or a value more room, than any check is worth, ModelError where a node cannot be
-    computed.
+    Raises UnsupportedOperator for a missing kernel, ResourceLimitError for more loop steps or
+    larger values than a check is worth, ModelError if a node cannot be computed.
     """
     interpreter = _Interpreter(model, precision, observe)
     with np.errstate(all="ignore"):
@@ -80,9 +79,9 @@ def run_nodes(
     given: Mapping[ir.Value, Array],
     precision: Precision = Precision.FLOAT64,
 ) -> dict[ir.Value, Array]:
-    """What some nodes of a model compute from the given values, and these values.
+    """Return what some nodes of a model compute from the given values, and these values.
 
-    ``nodes`` are in order, and have no bodies.  Raises as ``run`` does.
+    ``nodes`` are in order, without bodies. Raises as ``run`` does.
     """
     interpreter = _Interpreter(model, precision, None)
     frame = _Frame(model.graph.opset_imports, {})
@@ -96,7 +95,7 @@ def run_nodes(
 
 
 def check_supported(model: ir.Model) -> None:
-    """Raises UnsupportedOperator at the first node with neither a kernel nor a function body."""
+    """Raise UnsupportedOperator at the first node with neither a kernel nor a function body."""
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for body in bodies:
         for node in body.all_nodes():
@@ -142,7 +141,7 @@ class _Frame:
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """Nodes in order; after each one, the values that nobody reads any more."""
+    """Nodes in order; after each one, the values without a further reader."""
 
     nodes: tuple[ir.Node, ...]
     dead: tuple[tuple[ir.Value, ...], ...]
@@ -164,7 +163,7 @@ def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
 
 @lru_cache(maxsize=4096)
 def _types_of_results(domain: str, name: str, version: int) -> tuple[int | None, ...] | None:
-    """For each output the input with the same type variable; None where the schema knows none."""
+    """Return for each output the input with the same type variable; None if the schema has none."""
     if not onnx.defs.has(name, domain):
         return None
     try:
@@ -306,7 +305,10 @@ class _Interpreter:
         return [i if n == narrow else self._widened(i) for n, i in enumerate(stored)]
 
     def _moved(self, result: Datum, source: Stored, array: Datum) -> Stored:
-        """What a kernel that moves numbers makes of them; a view of a stored tensor is stored."""
+        """Return the result of a kernel that only moves numbers.
+
+        A view of a stored tensor is stored.
+        """
         if (
             isinstance(result, np.ndarray)
             and isinstance(array, np.ndarray)
@@ -319,14 +321,14 @@ class _Interpreter:
         return self.read(result)
 
     def read(self, stored: Stored) -> Datum:
-        """The datum in the type in which this precision carries it."""
+        """Return the datum in the type in which this precision represents it."""
         datum = _in_memory(stored)
         if isinstance(datum, list):
             return [carried(np.asarray(a), self._precision) for a in datum]
         return None if datum is None else carried(datum, self._precision)
 
     def _widened(self, datum: Datum) -> Datum:
-        """What a kernel computes with: float64, or at least float32 under NATIVE."""
+        """Return what a kernel computes with: float64, or at least float32 under NATIVE."""
         if not isinstance(datum, np.ndarray):
             return datum
         if self._precision is Precision.NATIVE and is_half(datum.dtype):
@@ -342,7 +344,7 @@ def _in_memory(stored: Stored) -> Datum:
 
 
 def _resolved(node: ir.Node, frame: _Frame) -> Mapping[str, ir.Attr]:
-    """The node's attributes with references replaced by what the caller of the function gave."""
+    """Return the node's attributes with references replaced by what the caller passed."""
     if not any(attribute.is_ref() for attribute in node.attributes.values()):
         return node.attributes
     resolved: dict[str, ir.Attr] = {}
@@ -358,7 +360,7 @@ def _resolved(node: ir.Node, frame: _Frame) -> Mapping[str, ir.Attr]:
 def _rounded(
     results: list[Datum], inputs: Sequence[Datum], found: Kernel, key: tuple[str, str, int]
 ) -> list[Datum]:
-    """Floating results in the types that the operator declares: 16-bit ones are rounded here."""
+    """Return floating results in the types that the operator declares; 16-bit ones are rounded."""
     like = found.result_like or _types_of_results(*key)
     rounded: list[Datum] = []
     for position, result in enumerate(results):

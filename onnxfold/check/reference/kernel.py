@@ -1,4 +1,4 @@
-"""What a kernel is: a numpy function for one operator, found by domain and name."""
+"""Kernels: numpy functions for one operator each, found by domain and name."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.operators.table import find
 
-# What flows along an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
+# The value of an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
 Datum: TypeAlias = "Array | list[Array] | None"
 # One result, or a tuple of them.
 Output: TypeAlias = "Datum | tuple[Datum, ...]"
 Function = TypeVar("Function", bound=Callable[..., object])
-# A result of more elements is met in no model that a check could run.
+# No model that a check could run has a result with more elements.
 _MOST_ELEMENTS = 2**28
 RunGraph: TypeAlias = Callable[[ir.Graph, Sequence[Datum]], list[Datum]]
 
 
 class UnsupportedOperator(ModelError):  # noqa: N818
-    """The interpreter has no kernel for a node, or not for the way in which the node uses it."""
+    """The interpreter lacks a kernel for a node, or for its attributes and inputs."""
 
     @classmethod
     def at(cls, node: ir.Node, why: str) -> UnsupportedOperator:
@@ -35,7 +35,7 @@ class UnsupportedOperator(ModelError):  # noqa: N818
 
 
 class ResourceLimitError(ModelError):
-    """A model asks for more than any check of it is worth, or for what would end its process."""
+    """A model asks for more than a check of it is worth, or for what would end its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Call:
 class Kernel:
     """A function `(call, *inputs) -> output or tuple of outputs`.
 
-    raw: it takes arrays as they are stored, 16-bit floats and initializers unconverted, for it only
-    moves numbers (a Gather converts the gathered rows alone) or looks after precision itself.
-    narrow: the input that a FLOAT64 run gives it as it is stored, for it widens it in parts.
-    result_like: for each output the input whose floating type it has; None: what the kernel
-    returns. Without it the operator's schema says. broadcasts: its result has the shape to which
-    all inputs broadcast, which is not made where it is too large.
+    raw: it accepts arrays as they are stored (16-bit floats and initializers unconverted), because
+    it only moves numbers (a Gather converts the gathered rows alone) or handles precision itself.
+    narrow: the input that a FLOAT64 run passes as it is stored, because the kernel widens it in
+    parts. result_like: for each output the input whose floating type it has; None: the type that
+    the kernel returns. By default the operator's schema decides. broadcasts: its result has the
+    common broadcast shape of all inputs, which is not allocated if it is too large.
     """
 
     function: Callable[..., Output]
@@ -118,7 +118,7 @@ def kernel(
     narrow: int | None = None,
     broadcasts: bool = False,
 ) -> Callable[[Function], Function]:
-    """Registers a function as the kernel of the named operators; a second one for a name raises."""
+    """Register a function as the kernel of the named operators; a second one for a name raises."""
 
     def register(function: Function) -> Function:
         for name in names:
@@ -133,7 +133,7 @@ def kernel(
 
 
 def find_kernel(domain: str, name: str) -> Kernel | None:
-    """The kernel of an operator; its module is imported by the first call."""
+    """Return the kernel of an operator; its module is imported by the first call."""
     module = find(domain, name).kernel
     if module:
         import_module(f"onnxfold.check.reference.kernels.{module}")

@@ -11,7 +11,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _HALVES = frozenset({np.dtype(np.float16), _BFLOAT16})
-# Formats of eight bits and fewer are quantisation: part of the function, not rounding noise.
+# Formats of eight bits and fewer are quantization: part of the function, not rounding noise.
 _QUANTIZED = frozenset(
     np.dtype(getattr(ml_dtypes, name))
     for name in (
@@ -33,9 +33,9 @@ _UNIT_ROUNDOFF = {
 
 
 class Precision(enum.Enum):
-    """FLOAT64 carries every tensor of 16 and more bits in float64: the truth for the others.
+    """FLOAT64 represents every tensor of 16 and more bits in float64, for the truth.
 
-    NATIVE computes each op as the types of the model say; 16-bit floats are computed in float32
+    NATIVE computes each operator in the types of the model; 16-bit floats are computed in float32
     and rounded to the type after each op, as runtimes do.
     """
 
@@ -52,22 +52,22 @@ def is_quantized_float(dtype: np.dtype[Any]) -> bool:
 
 
 def is_code(dtype: np.dtype[Any]) -> bool:
-    """Numbers of eight bits and fewer, to which others are rounded in steps of some size."""
+    """Whether numbers have eight bits or fewer, so that rounding to them takes large steps."""
     return dtype.itemsize == 1 and dtype.kind not in "bSU"
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Real floating types of ONNX; complex numbers, integers, booleans and strings are not."""
+    """Whether this is a real floating type of ONNX, not complex, integer, boolean or string."""
     return dtype.kind == "f" or dtype in _HALVES or dtype in _QUANTIZED
 
 
 def is_wide_float(dtype: np.dtype[Any]) -> bool:
-    """Floating types of 16 bits and more, whose last places are rounding noise."""
+    """Whether this is a floating type of 16 bits or more, whose last places are rounding noise."""
     return is_floating(dtype) and not is_quantized_float(dtype)
 
 
 def unit_roundoff(dtype: np.dtype[Any]) -> float:
-    """Relative error bound of rounding to a wide floating type: 2**-24 for float32.
+    """Return the relative error bound of rounding to a wide floating type: 2**-24 for float32.
 
     Raises KeyError for other types than float16, bfloat16, float32 and float64.
     """
@@ -75,7 +75,7 @@ def unit_roundoff(dtype: np.dtype[Any]) -> float:
 
 
 def carried(array: Array, precision: Precision) -> Array:
-    """The array in the type in which `precision` carries it between nodes."""
+    """Return the array in the type in which `precision` represents it between nodes."""
     if precision is Precision.FLOAT64 and is_wide_float(array.dtype):
         return array.astype(np.float64, copy=False)
     return array

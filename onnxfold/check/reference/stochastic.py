@@ -8,7 +8,7 @@ from onnxfold.operators.table import row_of
 
 
 def is_stochastic(node: ir.Node) -> bool:
-    """Whether a node may draw random numbers, as Dropout does when it is told to train."""
+    """Whether a node may draw random numbers, as Dropout does in training mode."""
     row = row_of(node)
     return row.random or (row.family is Family.DROPOUT and _may_train(node))
 

@@ -120,7 +120,10 @@ def gelu(call: Call, x: Array) -> Array:
 
 
 def _rows(call: Call, x: Array) -> tuple[Array, int]:
-    """The array and the axis to normalise; below opset 13 all axes from `axis` on are one."""
+    """Return the array and the axis to normalize; below opset 13 all from `axis` on are one.
+
+    below opset 13 all axes from `axis` on are one.
+    """
     if call.version >= 13:
         return x, call.integer("axis", -1)
     axis = call.integer("axis", 1) % max(x.ndim, 1)

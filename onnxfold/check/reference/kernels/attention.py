@@ -1,4 +1,4 @@
-"""Attention, its forms and RotaryEmbedding of the domain com.microsoft."""
+"""Attention, its variants and RotaryEmbedding of the domain com.microsoft."""
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
@@ -125,7 +125,7 @@ def _rotated(call: Call, x: Array, cos: Array, sin: Array, positions: Array) -> 
 
 
 def _joined(past: Array | None, new: Array, first: Array) -> Array:
-    """The cache [B, N, T, H] with the new rows behind the ``first`` rows that each batch has."""
+    """Return the cache [B, N, T, H] with the new rows after the ``first`` rows of each batch."""
     if past is None:
         return new
     length = max(past.shape[2], int(first.max()) + new.shape[2])
@@ -149,7 +149,7 @@ def _grouped(call: Call, query: Array, key: Array | None, value: Array | None) -
 
 
 def _normed(call: Call, x: Array, gamma: Array | None) -> Array:
-    """RMSNorm of every head, which ONNX Runtime computes on GPUs alone."""
+    """RMSNorm of every head, which ONNX Runtime computes only on GPUs."""
     if gamma is None:
         return x
     power = np.mean(np.square(x), axis=-1, keepdims=True)
@@ -158,7 +158,7 @@ def _normed(call: Call, x: Array, gamma: Array | None) -> Array:
 
 
 def _with_sink(call: Call, scores: Array, sink: Array | None) -> Array:
-    """Softmax [B, N, S, T] with one more score for each head, of which no value is weighted."""
+    """Softmax [B, N, S, T] with one more score per head, whose value is zero."""
     if sink is None and call.integer("smooth_softmax", 0) <= 0:
         return softmax(scores, -1)
     more = np.zeros(scores.shape[1], scores.dtype) if sink is None else sink.astype(scores.dtype)

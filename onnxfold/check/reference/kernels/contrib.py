@@ -1,4 +1,4 @@
-"""Fused operators of the domain com.microsoft: the forms that ONNX Runtime writes around norms."""
+"""Fused operators of the domain com.microsoft that ONNX Runtime writes around norms."""
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
@@ -111,7 +111,7 @@ def bias_softmax(call: Call, x: Array, bias: Array) -> Array:
 
 
 def _swapped(x: Array, inner: int, batch: int) -> Array:
-    """Operand of FusedMatMul: transBatch rotates the axis before the matrix into the matrix."""
+    """Return an operand of FusedMatMul; transBatch rotates the axis before the matrix into it."""
     if batch:
         x = np.moveaxis(x, 0, -2)
     return np.swapaxes(x, -1, -2) if inner and x.ndim > 1 else x

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: graphs inside nodes, which see the values around them."""
+"""If, Loop and Scan: operators whose bodies capture values of the outer graph."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -17,7 +17,7 @@ def if_kernel(call: Call, condition: Array) -> tuple[Datum, ...]:
 
 
 def _empty(value: ir.Value) -> Array:
-    """What a scan output of no steps holds: [0, *shape of one step]."""
+    """Return a scan output of zero steps: [0, *shape of one step]."""
     dims = [d if isinstance(d, int) else 0 for d in value.shape] if value.shape else []
     dtype = value.dtype.numpy() if value.dtype is not None else np.dtype(np.float32)
     return np.zeros((0, *dims), dtype=dtype)
@@ -28,7 +28,7 @@ def _stacked(rows: Sequence[Datum], value: ir.Value) -> Array:
 
 
 def _keep(call: Call, rows: list[Datum], row: Datum) -> None:
-    """Add a step's row of a scan output, as long as all of them are not too large together."""
+    """Add a step's row of a scan output, as long as the rows together are not too large."""
     if isinstance(row, np.ndarray):
         call.check_size([len(rows) + 1, row.size])
     rows.append(row)
@@ -38,7 +38,7 @@ def _keep(call: Call, rows: list[Datum], row: Datum) -> None:
 def loop(
     call: Call, limit: Array | None, condition: Array | None, *carried: Datum
 ) -> tuple[Datum, ...]:
-    """Runs the body while its condition holds, `limit` times at most."""
+    """Run the body while its condition is true, at most `limit` times."""
     body = call.graph("body")
     most = None if limit is None else int(limit.reshape(-1)[0])
     going = condition is None or bool(condition.reshape(-1)[0])

@@ -8,8 +8,8 @@ from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.kernels.windows import Windows, padded, windows_of
 from onnxfold.check.reference.precision import Array
 
-# From this many input channels per group on, one matrix product per kernel position is as fast
-# as one product over gathered patches, and it needs no copy of the patches.
+# From this many input channels per group on, one matrix product per kernel position is as fast as
+# one product over gathered patches, and needs no copy of the patches.
 _CHANNELS_FOR_SHIFTS = 16
 _PATCHES_BYTES = 1 << 26
 
@@ -56,7 +56,7 @@ def _by_shifts(x: Array, w: Array, windows: Windows, y: Array) -> None:
 
 
 def _by_patches(x: Array, w: Array, windows: Windows, y: Array) -> None:
-    """Products with gathered patches [N, C * kernel, positions], some MiB of them at a time."""
+    """Multiply gathered patches [N, C * kernel, positions], some MiB of them at a time."""
     flat = w.reshape(w.shape[0], -1)
     across = prod(windows.sizes[1:])
     row_bytes = max(1, flat.shape[1] * across * y.itemsize)

@@ -1,8 +1,8 @@
-"""Operators that onnx's own reference implementation computes, and in float64 too.
+"""Operators that onnx's own reference implementation computes correctly in float64.
 
-Only operators whose rows say so: some of onnx 1.23's compute in float32 whatever they are given
-(AffineGrid, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip, sequence_lens), or
-take the defaults of the newest opset (Softmax).
+Only the operators whose rows choose it: some of onnx 1.23's compute in float32 whatever their
+inputs (AffineGrid, LinearAttention, DequantizeLinear), ignore attributes (LSTM: clip,
+sequence_lens), or use the defaults of the newest opset (Softmax).
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
 from onnxfold.check.reference.precision import Precision
 from onnxfold.operators.table import op_types
 
-# Attributes that name the type to compute in, which under FLOAT64 is float64 all the same.
+# Attributes that name the compute type, which under FLOAT64 is float64 anyway.
 _COMPUTE_TYPES = frozenset({"softmax_precision", "stash_type"})
 
 
@@ -30,11 +30,11 @@ def _operator(call: Call) -> Any:
 
 
 def _ignore(pattern: str, *values: object) -> None:
-    """The log of the reference implementation is of no use here."""
+    """Discard the log of the reference implementation."""
 
 
 def delegated(call: Call, *inputs: Datum) -> Output:
-    """What onnx's implementation of the operator gives."""
+    """Return the result of onnx's implementation of the operator."""
     results = _operator(call).run(*inputs)
     return tuple(results)
 

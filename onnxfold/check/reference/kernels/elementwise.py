@@ -84,13 +84,13 @@ def div(call: Call, a: Array, b: Array) -> Array:
     _check_divisible(call, a, b)
     if a.dtype.kind == "u":
         return np.asarray(a // b)
-    # Integers are divided towards zero, as in C; numpy's // goes towards minus infinity.
+    # Integer division truncates towards zero, as in C; numpy's // rounds towards minus infinity.
     quotient = np.abs(a) // np.abs(b)
     return np.asarray(np.where((a < 0) != (b < 0), -quotient, quotient), dtype=a.dtype)
 
 
 def _check_divisible(call: Call, a: Array, b: Array) -> None:
-    """Refuse a division that has no result, and that ends a process which computes it natively."""
+    """Refuse an integer division without a result, which would end a process that runs it."""
     if a.dtype.kind not in "iu":
         return
     what = None
@@ -115,7 +115,7 @@ def mod(call: Call, a: Array, b: Array) -> Array:
 def power(call: Call, base: Array, exponent: Array) -> Array:
     if is_floating(base.dtype):
         if base.dtype == np.float64 and exponent.ndim == 0 and exponent == 3:  # GELU's
-            return np.asarray(base * base * base)  # in a tenth of the time of a power
+            return np.asarray(base * base * base)  # a tenth of the time of a power
         return np.asarray(np.power(base, exponent), dtype=base.dtype)
     if is_floating(exponent.dtype):
         return np.power(base.astype(np.float64), exponent).astype(base.dtype)
@@ -165,6 +165,6 @@ def clip(call: Call, x: Array, low: Array | None = None, high: Array | None = No
     if call.version < 11:
         low = np.asarray(call.real("min", -np.inf), x.dtype) if call.has("min") else None
         high = np.asarray(call.real("max", np.inf), x.dtype) if call.has("max") else None
-    # min(max(x, low), high): a low above the high gives the high, as the standard says.
+    # min(max(x, low), high): if low exceeds high, the result is high, as the standard specifies.
     x = x if low is None else np.maximum(x, low)
     return np.asarray(x if high is None else np.minimum(x, high))

@@ -1,4 +1,4 @@
-"""Operators that move, cut and join numbers without computing on them."""
+"""Operators that move, split and join numbers without computing on them."""
 
 from typing import Literal
 

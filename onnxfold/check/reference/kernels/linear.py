@@ -8,7 +8,7 @@ import numpy as np
 from onnxfold.check.reference.kernel import Call, kernel
 from onnxfold.check.reference.precision import Array
 
-_PART_ELEMENTS = 1 << 22  # 32 MiB of float64, which the next part takes again
+_PART_ELEMENTS = 1 << 22  # 32 MiB of float64, reused by the next part
 
 
 @kernel("MatMul", narrow=1)
@@ -43,7 +43,7 @@ def einsum(call: Call, *inputs: Array) -> Array:
 
 
 def _einsum_shape(equation: str, inputs: Sequence[Array]) -> tuple[int, ...]:
-    """The shape of what an equation gives, axes of an ellipsis first."""
+    """Return the output shape of an equation, axes of an ellipsis first."""
     left, arrow, right = equation.partition("->")
     letters = left.replace("...", "").replace(",", "")
     if not arrow:
@@ -61,16 +61,17 @@ def _einsum_shape(equation: str, inputs: Sequence[Array]) -> tuple[int, ...]:
 
 
 def product(a: Array, b: Array) -> Array:
-    """A B in the type of A; a narrower matrix B is widened some columns at a time.
+    """Return A B in the type of A; a narrower matrix B is widened some columns at a time.
 
-    A whole one would take several times the memory of the model, and longer than its product.
+    Widening all of it would need several times the memory of the model, and longer than its
+    product.
     """
     if b.dtype == a.dtype or b.ndim != 2 or a.ndim < 2 or b.size <= _PART_ELEMENTS:
         return np.asarray(np.matmul(a, b.astype(a.dtype, copy=False)))
     rows = a.reshape(-1, a.shape[-1])
     y = np.empty((len(rows), b.shape[1]), a.dtype)
     step = max(1, _PART_ELEMENTS // b.shape[0])
-    order: Literal["C", "F"] = "F" if b.flags.f_contiguous else "C"  # copied as it lies in memory
+    order: Literal["C", "F"] = "F" if b.flags.f_contiguous else "C"  # copied in memory order
     wide = np.empty((b.shape[0], min(step, b.shape[1])), a.dtype, order)
     for start in range(0, b.shape[1], step):
         part = b[:, start : start + step]
@@ -82,7 +83,7 @@ def product(a: Array, b: Array) -> Array:
 def integer_matmul(a: Array, b: Array) -> Array:
     """The int64 product of integer matrices, by float64 BLAS.
 
-    Exact while K |a| |b| < 2**53, which 8-bit entries keep for K < 2**38; wider integers go by
+    Exact while K |a| |b| < 2**53, which 8-bit entries keep for K < 2**38; wider integers use
     numpy's own loops.
     """
     if a.dtype.itemsize * b.dtype.itemsize <= 2 or (a.dtype.itemsize, b.dtype.itemsize) == (2, 2):
@@ -91,7 +92,7 @@ def integer_matmul(a: Array, b: Array) -> Array:
 
 
 def _centred(x: Array, zero: Array | None, *, rows: bool) -> Array:
-    """Subtracts zero points in int16; a vector of them belongs to the rows or the columns."""
+    """Subtract zero points in int16; a vector of them belongs to the rows or the columns."""
     if zero is None:
         return x.astype(np.int16)
     z = zero.astype(np.int16)

@@ -1,8 +1,8 @@
-"""Normalizations of the standard, and the ones that ONNX Runtime writes into its domain.
+"""Normalizations of the standard and of ONNX Runtime's domain.
 
-y = (x - mean)/sqrt(var + epsilon) gamma + beta, two-pass. `stash_type` would ask for float32
-inside; under NATIVE no kernel computes in less, and under FLOAT64 none computes in less than
-float64, so it is not read.
+y = (x - mean)/sqrt(var + epsilon) gamma + beta, two-pass. `stash_type`, which requests float32
+inside, is not read: under NATIVE no kernel computes in less, and under FLOAT64 all compute in
+float64.
 """
 
 import numpy as np
@@ -75,7 +75,7 @@ def group_normalization(call: Call, x: Array, gamma: Array, beta: Array) -> Arra
     axes = tuple(range(2, grouped.ndim))
     normal, _, _ = layer_norm(grouped, axes, call.real("epsilon", 1e-5))
     if call.version < 21:
-        # Opset 18 has one gamma and beta per group; 21 mended it to one per channel.
+        # Opset 18 has one gamma and beta per group; 21 corrected it to one per channel.
         return _affine(
             normal, _channels(gamma, grouped.ndim), _channels(beta, grouped.ndim)
         ).reshape(x.shape)

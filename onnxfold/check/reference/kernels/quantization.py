@@ -1,4 +1,4 @@
-"""Quantised operators: rounding to integers is part of the function, whatever the precision."""
+"""Quantized operators: rounding to integers is part of the function, in any precision."""
 
 # ruff: noqa: PLR0913, PLR0917  (the inputs of an operator are the arguments of its kernel)
 
@@ -17,7 +17,7 @@ from onnxfold.check.reference.precision import Array, Precision, is_floating
 
 
 def _wide(call: Call, x: Array) -> Array:
-    """The array in the type to compute in: float64 for the truth, else at least float32."""
+    """Return the array in the compute type: float64 for the truth, otherwise at least float32."""
     if call.precision is Precision.FLOAT64:
         return x.astype(np.float64)
     return x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
@@ -35,7 +35,7 @@ def _along(call: Call, v: Array, x: Array) -> Array:
 
 
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Rounded values brought into an integer type."""
+    """Clamp rounded values to an integer type."""
     low, high = _integer_range(dtype)
     return np.clip(x, low, high).astype(dtype)
 
@@ -77,7 +77,7 @@ def dequantize_linear(call: Call, x: Array, scale: Array, zero: Array | None = N
 
 
 def _dynamic(x: Array) -> tuple[Array, Array, Array]:
-    """The array in uint8, its scale and zero point, with 0 and all of it in range."""
+    """Quantize x to uint8; return the codes, scale and zero point, with 0 in range."""
     high, low = np.max(x, initial=0), np.min(x, initial=0)
     scale = np.asarray((high - low) / 255, dtype=x.dtype)
     scale = np.ones_like(scale) if high == low else scale

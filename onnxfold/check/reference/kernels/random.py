@@ -1,6 +1,6 @@
 """Operators that draw random numbers, made repeatable.
 
-No two runtimes draw alike. The stream depends on the name of the node's output and its seed
+Runtimes draw different numbers. The stream depends on the name of the node's output and its seed
 alone, so that two models with the same names draw the same numbers and can be compared.
 """
 

@@ -80,7 +80,7 @@ def _lstm_step(cell: _Cell, x: Array, state: State) -> State:
 def _scan(
     cell: _Cell, step: Step, x: Array, lengths: Array | None, state: State, *, reverse: bool
 ) -> tuple[Array, State]:
-    """Runs one direction over x: [T, B, I]; steps beyond a row's length leave its state alone."""
+    """Run one direction over x: [T, B, I]; steps beyond a row's length do not change its state."""
     steps = x.shape[0]
     out = np.zeros((steps, *state[0].shape), dtype=x.dtype)
     for t in reversed(range(steps)) if reverse else range(steps):

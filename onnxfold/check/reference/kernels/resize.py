@@ -164,7 +164,7 @@ def resize(
 
 @kernel("Upsample")
 def upsample(call: Call, x: Array, scales: Array | None = None) -> Array:
-    """Opset 9's forerunner of Resize, which maps by x/scale and takes the floor."""
+    """Upsample of opset 9, the predecessor of Resize, which maps by x/scale and rounds down."""
     ratios = scales if scales is not None else np.asarray(call.attributes["scales"].as_floats())
     plan = {
         axis: _Axis(x.shape[axis], int(np.floor(x.shape[axis] * r)), float(r), 0.0, 1.0)

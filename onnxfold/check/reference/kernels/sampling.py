@@ -22,7 +22,10 @@ def _reflected(x: Array, low: float, high: float) -> Array:
 
 
 def _inside(call: Call, x: Array, size: int) -> Array:
-    """Positions brought inside an axis, as padding_mode says; zeros leaves them outside."""
+    """Return positions moved inside an axis according to padding_mode.
+
+    Zeros leaves them outside.
+    """
     corners = bool(call.integer("align_corners", 0))
     match call.text("padding_mode", "zeros"):
         case "border":
@@ -56,15 +59,15 @@ def _weight(kind: str, distance: Array) -> Array:
 
 @kernel("GridSample")
 def grid_sample(call: Call, x: Array, grid: Array) -> Array:
-    """Samples x: [N, C, *spatial] at grid: [N, *out, rank] in [-1, 1], last axis first."""
+    """Sample x: [N, C, *spatial] at grid: [N, *out, rank] in [-1, 1], last axis first."""
     kind = call.text("mode", "linear").removeprefix("bi")
     positions = []
     for axis, size in enumerate(x.shape[2:]):
         unit = (grid[..., x.ndim - 3 - axis] + 1) / 2
         position = unit * (size - 1) if call.integer("align_corners", 0) else unit * size - 0.5
         position = np.rint(position) if kind == "nearest" else position
-        # A cubic needs its position between pixels, and these are brought inside one by one;
-        # so do PyTorch and ONNX Runtime 1.31, while onnx 1.23's reference clamps the position.
+        # The position of a cubic is between pixels, which are clamped one by one, as in PyTorch and
+        # ONNX Runtime 1.31; onnx 1.23's reference clamps the position.
         positions.append(position if kind == "cubic" else _inside(call, position, size))
     if kind == "nearest":
         return _pixels(call, x, positions)

@@ -10,14 +10,14 @@ from onnxfold.operators.table import op_types
 
 
 def _split_to_sequence(call: Call, x: Array, split: Datum = None) -> Output:
-    """Unbind as ONNX Runtime reads it, everything else as the standard does."""
+    """Split single elements as ONNX Runtime does, and everything else as the standard does."""
     if not is_unbind(call.node):
         return delegated(call, x, split)
     return (list(np.moveaxis(x, call.integer("axis", 0), 0)),)
 
 
 def _concat_from_sequence(call: Call, sequence: list[Array]) -> Output:
-    """As the standard says: onnx 1.17 stacks along the last axis, whichever is asked for."""
+    """Concatenate by the standard: onnx 1.17 stacks along the last axis, whatever the axis."""
     call.check_size([sum(x.size for x in sequence)])
     join = np.stack if call.integer("new_axis", 0) else np.concatenate
     return (join(sequence, axis=call.integer("axis", 0)),)

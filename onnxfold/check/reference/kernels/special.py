@@ -1,4 +1,4 @@
-"""Functions of scipy.special, which takes as long to import as a small model to prove."""
+"""Functions of scipy.special, imported late because that takes as long as a small proof."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Constants, shapes, casts and ranges: where types and sizes come from."""
+"""Constants, shapes, casts and ranges: the sources of types and sizes."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from onnxfold.check.reference.precision import (
 def cast_to(x: Array, dtype: np.dtype[Any], precision: Precision, *, saturate: bool) -> Array:
     """The array in `dtype`.
 
-    Under FLOAT64 a cast among the wide floats rounds nothing, while a cast to a format of eight
-    bits or fewer does, for it is quantisation.
+    Under FLOAT64 a cast among the wide floats does not round; a cast to eight bits or fewer does,
+    because it is quantization.
     """
     if is_quantized_float(dtype):
         wide = x.astype(np.float32)
         if saturate:
-            # ml_dtypes has no types for finfo.
+            # finfo does not know the types of ml_dtypes.
             limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]  # no types
             wide = np.clip(wide, -limit, limit)
         return wide.astype(dtype)

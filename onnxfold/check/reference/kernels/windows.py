@@ -12,7 +12,7 @@ from onnxfold.check.reference.precision import Array
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Where a kernel slides over spatial axes; every tuple has one entry per spatial axis."""
+    """Where a kernel slides over spatial axes; each tuple has one entry per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -35,7 +35,7 @@ class Windows:
 
 
 def windows_of(call: Call, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> Windows:
-    """Reads strides, dilations, pads, auto_pad and ceil_mode of a convolution or pooling."""
+    """Read strides, dilations, pads, auto_pad and ceil_mode of a convolution or pooling."""
     rank = len(kernel)
     strides = call.integers("strides") or (1,) * rank
     dilations = call.integers("dilations") or (1,) * rank
