@@ -1,4 +1,4 @@
-"""Models on disk: loading, writing and replacing them; the only part that knows about paths."""
+"""Models on disk: loading, writing and replacing them; all use of paths is in this package."""
 
 from onnxfold.model_io.data_files import check_sharing
 from onnxfold.model_io.destination import check_destination, file_to_write

@@ -1,4 +1,4 @@
-"""How far the functions of a model expand: each calls others, so few lines can stand for billions.
+"""Bounds on how far the functions of a model expand: a few nested calls can mean billions of nodes.
 
 Inlining and running a model visit every call, so both are bounded before either begins.
 """
@@ -9,7 +9,7 @@ import onnx
 
 from onnxfold.errors import ModelError
 
-# The models of a thousand layers that were seen have fewer.
+# Models of a thousand layers have fewer.
 _MOST_NODES = 100_000
 # Real exports nest modules about ten deep; inlining recurses.
 _MOST_DEPTH = 100
@@ -18,7 +18,7 @@ _Key = tuple[str, str, str]
 
 
 def check_calls(proto: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, that nest too deep, or that expand without measure.
+    """Refuse functions that are recursive, nest too deep, or expand to too many nodes.
 
     Raises ModelError, which names the function.
     """
@@ -44,7 +44,7 @@ def _measure(
     called: dict[_Key, list[_Key]],
     sizes: dict[_Key, tuple[int, int]],
 ) -> None:
-    """Nodes and depth of a function and of what it calls; no recursion, for they may be deep."""
+    """Return nodes and depth of a function with its calls, without recursion, which may be deep."""
     path: dict[_Key, Iterator[_Key]] = {start: iter(called[start])}
     while path and start not in sizes:
         key = next(reversed(path))
@@ -63,7 +63,7 @@ def _measure(
 def _called(
     nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]
 ) -> list[_Key]:
-    """The functions that nodes call, in their bodies too, once for each call."""
+    """Return the functions that nodes call, in their bodies too, once for each call."""
     found: list[_Key] = []
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)

@@ -1,10 +1,10 @@
-"""Writing one file, tensors and ranges of other files among it, each at its place.
+"""Write one file from tensors and ranges of other files, each at its offset.
 
 A range of a file is copied inside the kernel where the system can (`copy_file_range`, which shares
 the blocks on file systems that allow it), so that it is neither mapped nor read; adjacent ranges
-are copied as one. Anything else is computed one tensor at a time. One thread copies and one writes
-what was computed, while the next is being computed; the system is told what will be read soon, and
-to put on the disk what has been written.
+are copied as one. All other tensors are computed one at a time. One thread copies while another
+writes what was computed and the next tensor is being computed; the system is advised to read ahead
+and to write back early.
 """
 
 import os
@@ -27,15 +27,15 @@ from onnxfold.model_io.tensor_places import little_endian, payload
 # Large enough that calls and threads cost nothing, small enough that progress moves.
 _BATCH_BYTES = 16 << 20
 _BUFFER_BYTES = 1 << 20
-# How far ahead a file is asked for: some time of a disk, and little of the page cache.
+# How far ahead to read a file: enough to keep a disk busy, and little of the page cache.
 _AHEAD_BYTES = 32 << 20
-# A model of less is in the page cache soon, and the disk need not be waited for.
+# A smaller model fits in the page cache, so writing it back need not be awaited.
 _LARGE_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class WrittenBytes:
-    """Counts written bytes and tells a listener, one thread at a time."""
+    """Counts written bytes and reports them to a listener, one thread at a time."""
 
     total: int
     listener: Callable[[int, int], None] | None
@@ -52,7 +52,7 @@ class WrittenBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Bytes of a source, and where they go."""
+    """Bytes of a source, and their place in the target."""
 
     source: BinaryIO
     start: int
@@ -60,24 +60,24 @@ class _Range:
     target: int
 
     def is_before(self, source: BinaryIO, start: int, target: int) -> bool:
-        """Whether a range that begins at ``start`` and goes to ``target`` follows at once."""
+        """Whether a range of ``source`` from ``start``, copied to ``target``, follows directly."""
         same = source is self.source and start == self.end
         return same and target == self.target + self.end - self.start
 
 
 class OutputFile:
-    """A new file, given front to back and closed by leaving the context.
+    """A new file, written front to back, which closes when the context is left.
 
-    At most one batch of what was computed is being written while the next is collected, so that no
-    more than two tensors that are not in files are in memory.
+    At most one batch of computed bytes is being written while the next is collected, so at most two
+    tensors that are not in files are in memory.
 
-    Raises OSError where the file cannot be written; ModelError where a file that a tensor lives in
-    is gone, changed or shorter than it was.
+    Raises OSError if the file cannot be written, and ModelError if the file of a tensor is gone,
+    changed or shorter than before.
     """
 
     def __init__(self, path: Path, progress: WrittenBytes) -> None:
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by __exit__
-        # Each thread has a file of its own, and so a position.
+        # Each thread opens the file itself, and so has its own position.
         self._copies = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._sources: dict[str, BinaryIO] = {}
         self._progress = progress
@@ -133,9 +133,9 @@ class OutputFile:
             self.write(bytes(gap))
 
     def write_tensor(self, tensor: ir.TensorProtocol) -> None:
-        """Append the bytes of a tensor; those in files are copied without being mapped.
+        """Append the bytes of a tensor, copied without a map if they are in a file.
 
-        A computed one that has ``parts`` is written as they come.
+        A computed tensor with ``parts`` is written part by part.
         """
         if not isinstance(tensor, ir.ExternalTensor):
             self._write_computed(tensor)
@@ -166,7 +166,7 @@ class OutputFile:
             raise InvariantError(f"tensor '{tensor.name}' differs in size from its declaration")
 
     def _will_read(self, tensor: ir.TensorProtocol, done: int) -> None:
-        """Ask for what a tensor is computed from, behind its first bytes."""
+        """Ask to read ahead what a tensor is computed from, after its first bytes."""
         base = getattr(tensor, "base", None)
         if isinstance(base, FileTensor):
             start = base.offset or 0
@@ -186,7 +186,7 @@ class OutputFile:
         return source
 
     def _submit(self) -> None:
-        """Have what was collected written, when what was collected before it is."""
+        """Write what was collected once the previous batch is written."""
         self._wait()
         if self._batch:
             self._writing = self._writer.submit(self._write_batch, self._batch, self._batch_start)
@@ -227,7 +227,7 @@ class OutputFile:
             start += count
 
     def _copy_in_kernel(self, piece: _Range) -> int:
-        """Copy as much of a range as the kernel will; gives the offset at which it stopped."""
+        """Copy as much of a range as the kernel accepts; return the offset at which it stopped."""
         start = piece.start
         copy = getattr(os, "copy_file_range", None)  # Linux alone has it
         while copy is not None and start < piece.end:
@@ -238,7 +238,7 @@ class OutputFile:
             try:
                 copied = copy(piece.source.fileno(), self._copies.fileno(), count, start, target)
             except OSError:
-                # Not between these two files; an error of the disk meets the plain copy too.
+                # Not between these two files; the plain copy meets an error of the disk too.
                 break
             if not copied:
                 break
@@ -257,16 +257,16 @@ class OutputFile:
             self._progress.advance(written)
 
     def _put_on_disk(self, file: BinaryIO, start: int, nbytes: int) -> None:
-        """Have bytes put on the disk at once where the cache will not hold all of the model.
+        """Write bytes back at once if the page cache cannot keep all of the model.
 
-        Linux begins with bytes that were just written when it is told that they are not needed; it
-        drops from its cache only what is on the disk already.
+        Linux starts to write dirty pages when it is advised that they are not needed; it drops only
+        pages that are already on disk.
         """
         if self._progress.total >= _LARGE_BYTES:
             _advise(file, start, start + nbytes, "POSIX_FADV_DONTNEED")
 
 
 def _advise(file: BinaryIO, start: int, end: int, advice: str) -> None:
-    """Tell the system, where it listens, about bytes of a file."""
+    """Advise the system, if it supports this, about bytes of a file."""
     if end > start and hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), start, end - start, getattr(os, advice))

@@ -1,9 +1,8 @@
-"""Which data file every tensor goes to: the sharding of the input, and what stays in its files.
+"""Assignment of tensors to data files: the input's sharding, and which tensors stay in its files.
 
-A model whose weights lie in several data files is written with as many: a tensor that is changed
-goes where the tensor that it is computed from lay, a new one to the file of the tensor before it.
-Where every tensor has a file of its own (as PyTorch's old exporter writes), that is not sharding,
-and one file is written.
+A model with weights in several data files is written with as many: a changed tensor is written to
+the file of the tensor that it is computed from, a new one to the file of the preceding tensor. One
+file per tensor (as PyTorch's old exporter writes) is not sharding, and one file is written.
 """
 
 import os
@@ -27,7 +26,7 @@ def is_outside(tensor: ir.TensorProtocol) -> bool:
 
 
 def shard_numbers(tensors: Sequence[ir.TensorProtocol]) -> list[int]:
-    """For each tensor the number of the data file it goes to, counted from 0."""
+    """Return the number of the data file of each tensor, counted from 0."""
     homes = [_home(tensor) for tensor in tensors]
     order = {home: number for number, home in enumerate(dict.fromkeys(h for h in homes if h))}
     if len(order) == sum(home is not None for home in homes):
@@ -40,7 +39,7 @@ def shard_numbers(tensors: Sequence[ir.TensorProtocol]) -> list[int]:
 
 
 def _home(tensor: ir.TensorProtocol) -> str | None:
-    """The data file of a tensor, or of the one that it is computed from."""
+    """Return the data file of a tensor, or of the one that it is computed from."""
     base: ir.TensorProtocol | None = tensor
     while base is not None and not isinstance(base, ir.ExternalTensor):
         base = getattr(base, "base", None)
@@ -50,10 +49,10 @@ def _home(tensor: ir.TensorProtocol) -> str | None:
 def check_sharing(
     model: ir.Model, source: Path | None, destination: str | os.PathLike[str]
 ) -> None:
-    """Refuse to write a model that refers to the data files of its source, where it could not.
+    """Refuse to write a model that shares the data files of its source if it cannot.
 
-    Raises UsageError where the model comes from no file, keeps all weights in itself, or its data
-    is not in the folder of the destination.
+    Raises UsageError if the model does not come from a file, keeps all weights in itself, or its
+    data is not in the folder of the destination.
     """
     label = show(Path(destination))
     if source is None:
@@ -74,9 +73,9 @@ def check_sharing(
 
 
 def shared(tensor: ir.TensorProtocol, folder: Path) -> str | None:
-    """The location under which a model in a folder can refer to a tensor where it is, or None.
+    """Return the location by which a model in a folder can refer to a tensor in place, or None.
 
-    None too for names that a reference, which is text, cannot hold.
+    A name that is not valid text, as a reference must be, gives None too.
     """
     if not isinstance(tensor, FileTensor) or tensor.in_model:
         return None
@@ -89,10 +88,10 @@ def shared(tensor: ir.TensorProtocol, folder: Path) -> str | None:
 def link_shared(tensors: Mapping[str, ir.TensorProtocol], folder: Path, staging: Path) -> None:
     """Give shared data files a second name in a staging folder, so that its model can be loaded.
 
-    `tensors`: for every location one that is there.
+    `tensors`: one tensor for each location.
 
-    Raises ModelError where the file system has no hard links, or a file has changed since it was
-    loaded.
+    Raises ModelError if the file system does not support hard links, or a file has changed since it
+    was loaded.
     """
     for location, tensor in tensors.items():
         place = staging / location

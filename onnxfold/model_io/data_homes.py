@@ -1,7 +1,7 @@
-"""The names of a model's data files in its folder, which are the same every time it is written.
+"""Names of a model's data files in its folder, the same every time it is written.
 
-The names are `<name>.data`, or `<name>-00001-of-00007.data` and so on. Where something that must
-stay has one of them, `<name>.1` stands in the place of `<name>`, and so on.
+The names are `<name>.data`, or `<name>-00001-of-00007.data` and so on. If another file must keep
+such a name, `<name>.1` replaces `<name>`, and so on.
 """
 
 import itertools
@@ -24,9 +24,9 @@ _PART_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Names for data files: some have the bytes already, some hold what is to be replaced.
+    """Names for data files: some already have the right bytes, some are replaced.
 
-    What is replaced belongs to the model that is replaced, and to no other.
+    A replaced file belongs only to the model that is replaced.
     """
 
     names: tuple[str, ...]
@@ -35,12 +35,12 @@ class Home:
 
 
 def data_names(final: Path, count: int, shared: Collection[str] = ()) -> list[str]:
-    """The first names for data files of a model but for those that it shares with its source."""
+    """Return the first names for data files of a model, except those shared with its source."""
     return next(names for names in _every(final, count) if not set(names) & set(shared))
 
 
 def free_names(final: Path, count: int) -> list[str]:
-    """The first names for data files that nothing in the folder has."""
+    """Return the first names for data files that are free in the folder."""
     return next(
         names
         for names in _every(final, count)
@@ -49,17 +49,17 @@ def free_names(final: Path, count: int) -> list[str]:
 
 
 class Owned:
-    """What of a folder belongs to the model at `final`, looked up once, where it is asked for."""
+    """The files of a folder that belong to the model at `final`, looked up once, on demand."""
 
     def __init__(self, final: Path, source: Path | None) -> None:
         self.final, self._source = final, source
 
     @cached_property
     def orphans(self) -> frozenset[Path]:
-        """The data files that only this model uses, to be deleted once it is replaced.
+        """Return the data files that only this model uses, to be deleted once it is replaced.
 
-        Only plain files beside it under names that are given here, and none that the input or
-        another model of the folder uses; a model that cannot be read is taken to use everything.
+        These are plain files in its folder, with names generated here, that neither the input nor
+        another model of the folder uses; an unreadable model is assumed to use everything.
         """
         used = frozenset() if self.final.is_symlink() else self._used  # whose target stays
         if not used or self._others is None:
@@ -81,7 +81,7 @@ class Owned:
 
     @cached_property
     def _used(self) -> frozenset[Path]:
-        """The data files that this model uses; none where there is no model."""
+        """Return the data files that this model uses, or an empty set."""
         if not self.final.is_file() or self.final.suffix.lower() != ".onnx":
             return frozenset()
         try:
@@ -91,7 +91,7 @@ class Owned:
 
     @cached_property
     def _others(self) -> frozenset[Path] | None:
-        """Those that the other models of the folder, and the input, use; None if unclear."""
+        """Return files that the other models of the folder and the input use; None if unknown."""
         others = {path for path in self.final.parent.iterdir() if path.suffix.lower() == ".onnx"}
         if self._source is not None:
             others.add(self._source)
@@ -107,9 +107,10 @@ class Owned:
 
 
 def home(owned: Owned, staged: Sequence[Path], shared: Collection[str]) -> Home:
-    """Where staged data files belong: under the first names that hold nothing of others.
+    """Return the names for staged data files: the first that would not overwrite another's data.
 
-    Nothing is under a name, or the same bytes, or what the model that is replaced alone uses.
+    A name is free if no file has it, if its file has the same bytes, or if only the replaced model
+    uses the file.
     """
     places = (_at(owned, names, staged) for names in _every(owned.final, len(staged)))
     return next(
@@ -118,7 +119,7 @@ def home(owned: Owned, staged: Sequence[Path], shared: Collection[str]) -> Home:
 
 
 def _at(owned: Owned, names: Sequence[str], staged: Sequence[Path]) -> Home | None:
-    """The home that has these names, None where something that must stay has one of them."""
+    """Return the home with these names, or None if one of the files must stay."""
     folder = owned.final.parent
     paths = zip((folder / name for name in names), staged, strict=True)
     taken = [(path, new) for path, new in paths if os.path.lexists(path)]
@@ -130,7 +131,7 @@ def _at(owned: Owned, names: Sequence[str], staged: Sequence[Path]) -> Home | No
 
 
 def same_bytes(a: Path, b: Path) -> bool:
-    """Whether two files hold the same."""
+    """Whether two files have the same content."""
     if a.stat().st_size != b.stat().st_size:
         return False
     with a.open("rb") as first, b.open("rb") as second:
@@ -151,7 +152,7 @@ def rename_data(model: Path, names: dict[str, str], renamed: Path) -> None:
 
 
 def _every(final: Path, count: int) -> Iterator[list[str]]:
-    # A reference is text, and a name on disk need not be.
+    # A reference is text, but a file name need not be.
     name = final.name.encode("utf-8", "replace").decode("utf-8")
     parts = range(1, count + 1)
     numbers = [f"-{part:05}-of-{count:05}" for part in parts] if count > 1 else [""] * count

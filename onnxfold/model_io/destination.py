@@ -1,4 +1,4 @@
-"""Where a model may be written."""
+"""Checks of the path to which a model is written."""
 
 import os
 from pathlib import Path
@@ -9,10 +9,12 @@ from onnxfold.model_io.messages import show
 
 
 def resolved(destination: str | os.PathLike[str]) -> Path:
-    """The destination with its folder resolved; a symbolic link at the path itself is kept.
+    """Return the destination with its folder resolved.
 
-    Writing replaces such a link and leaves its target alone: in a cache of blobs the target is
-    shared, and its name is the hash of what it holds.
+    A symbolic link at the path itself is kept. a symbolic link at the path itself is kept.
+
+    Writing replaces such a link but not its target: in a cache of blobs the target is shared, and
+    its name is the hash of its content.
     """
     path = Path(destination).absolute()
     return Path(os.path.realpath(path.parent)) / path.name
@@ -21,10 +23,10 @@ def resolved(destination: str | os.PathLike[str]) -> Path:
 def file_to_write(name: str | os.PathLike[str]) -> Path:
     """Return the path of a file to write; raises ModelError for the name of a directory or device.
 
-    A Path keeps nothing of what tells it, a slash or a dot at the end.
+    Path loses the evidence, a slash or a dot at the end.
     """
     text = os.fspath(name)
-    # os.path says no of what stands in a folder that may not be searched, where Path raises.
+    # os.path returns False for files in a folder that may not be searched, where Path raises.
     if os.path.isdir(text) or os.path.basename(text) in ("", "."):
         raise ModelError(f"{show(text or '.')}: it is a directory; name a file in it")
     folder = Path(os.path.realpath(os.path.dirname(text) or "."))
@@ -39,12 +41,13 @@ def file_to_write(name: str | os.PathLike[str]) -> Path:
 def check_destination(
     destination: str | os.PathLike[str], *, source: Path | None, force: bool
 ) -> None:
-    """Fail before the long work if a model could not be written to a path.
+    """Fail before the long work if a model cannot be written to a path.
 
-    An existing file is replaced, unless it is the model being read (`source`) and not `force`.
+    An existing file is replaced, unless it is the model being read (`source`) and `force` is not
+    set.
 
-    Raises UsageError where the path is the source without `force`, or is data that the source uses;
-    ModelError where the folder is missing or cannot be written, or the path is not a regular file.
+    Raises UsageError if the path is the source without `force`, or is data that the source uses,
+    and ModelError if the folder is missing or not writable, or the path is not a regular file.
     """
     path = file_to_write(destination)
     label = show(path)

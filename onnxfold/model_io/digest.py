@@ -1,4 +1,4 @@
-"""The hash by which a report names the model that it is of."""
+"""The hash with which a report identifies its model."""
 
 import hashlib
 from pathlib import Path
@@ -7,9 +7,9 @@ from onnxfold.errors import ModelError
 
 
 def digest(path: Path) -> tuple[str, int]:
-    """Return the sha256 of a file, and its bytes; weights in data files are not part of it.
+    """Return the sha256 of a file, and its size in bytes; data files are not included.
 
-    Raises ModelError when the file cannot be read.
+    Raises ModelError if the file cannot be read.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tensors that stay in files: which file a reference may name, and how its bytes are mapped."""
+"""Tensors that stay in files: valid references, and how their bytes are mapped."""
 
 import mmap
 import os
@@ -16,27 +16,26 @@ from onnxfold.model_io import tensor_places, wire
 from onnxfold.model_io.messages import one_line, show
 from onnxfold.model_io.requirements import packed_nbytes
 
-# A mapping costs about 15 us; arrays of less than this are read once and kept.
+# A mapping costs about 15 us; smaller arrays are read once and kept.
 _KEEP_BYTES = 16384
-# Key of `ir.Model.meta`: the files that a model was read from, and their state then.
+# Key of `ir.Model.meta`: the files that a model was read from, and their state at that time.
 _FILES = "onnxfold.files"
-_AHEAD_BYTES = 256 << 20  # about what a disk reads while a model is analysed
+_AHEAD_BYTES = 256 << 20  # about what a disk reads while a model is analyzed
 _LFS_POINTER = b"version https://git-lfs"
 
 
 class _Map(mmap.mmap):
-    """A map of ours: of a file that it cannot change, so that its pages may be dropped."""
+    """A private map of a read-only file, so that its pages may be dropped."""
 
 
 class FileTensor(ir.ExternalTensor):
-    """A tensor in a file, whose arrays map just its bytes and free them when they are dropped.
+    """A tensor in a file; each array maps just its bytes and unmaps them when it is dropped.
 
-    `ir.ExternalTensor` keeps every map that it made, so that resident memory grows with each
-    weight that is looked at. It also refuses files with several hard links, as package managers
-    make them; what it guards against is checked once, by `attach`, and a file that has changed
-    since then is refused.
+    `ir.ExternalTensor` keeps every map, so resident memory grows with each weight that is read. It
+    also refuses files with several hard links, which package managers create; here `attach` checks
+    once for what it guards against, and a file that has changed since then is refused.
 
-    Raises ModelError on reading, when the file is gone or is no longer the file that was checked.
+    Raises ModelError on reading if the file is gone or is not the one that was checked.
     """
 
     __slots__ = ("_stamp", "in_model")
@@ -69,7 +68,7 @@ class FileTensor(ir.ExternalTensor):
             raise ModelError(f"{show(self.path)}: the file has changed since it was loaded")
 
     def numpy(self) -> npt.NDArray[np.generic]:
-        """Read-only array of the tensor, mapped from the file."""
+        """Return a read-only array of the tensor, mapped from the file."""
         if self.dtype.bitwidth < 8:
             packed: ir.PackedTensor[npt.NDArray[np.uint8]]
             packed = ir.PackedTensor(self._bytes(), self.dtype, shape=self.shape)
@@ -85,10 +84,10 @@ class FileTensor(ir.ExternalTensor):
         return array
 
     def rows(self, numbers: Iterable[int]) -> npt.NDArray[np.generic]:
-        """Some rows of axis 0, read and not mapped.
+        """Return some rows of axis 0, read and not mapped.
 
-        A system that caches a file in large pages maps all of a page for one byte of it, so that
-        looking at a row here and there may make the whole file resident.
+        A system that caches a file in large pages maps the whole page for one byte of it, so
+        scattered reads may make the whole file resident.
         """
         shape = self.shape.numpy()
         nbytes = self.nbytes // max(1, shape[0])
@@ -113,7 +112,7 @@ class FileTensor(ir.ExternalTensor):
         return array.copy() if copy else array
 
     def tobytes(self) -> bytes:
-        """The bytes of the tensor, as they are in the file."""
+        """Return the bytes of the tensor, as they are in the file."""
         return self._bytes().tobytes()
 
     def tofile(self, file: BinaryIO) -> None:
@@ -138,7 +137,7 @@ class FileTensor(ir.ExternalTensor):
 def release(array: npt.NDArray[np.generic]) -> None:
     """Drop the pages of an array that `FileTensor` maps from the resident memory.
 
-    They are mapped again when they are read again. Nothing happens to any other array.
+    They are mapped again when they are read again. Other arrays are not affected.
     """
     owner: object = array
     while isinstance(owner, np.ndarray):
@@ -154,10 +153,10 @@ def release(array: npt.NDArray[np.generic]) -> None:
 
 
 def model_folders(path: Path) -> tuple[Path, ...]:
-    """The folders in which the external data of a model may lie: beside it, or beside its target.
+    """Return the folders that may contain a model's external data: its own, and its target's.
 
-    Caches keep a model as a symbolic link beside links to its data, all leading into one folder
-    of blobs; there the data is beside the target of the link.
+    Caches keep a model and its data as symbolic links into one folder of blobs; the data is then in
+    the folder of the link's target.
     """
     beside_link = Path(os.path.realpath(path.absolute().parent))
     beside_target = Path(os.path.realpath(path)).parent
@@ -165,10 +164,10 @@ def model_folders(path: Path) -> tuple[Path, ...]:
 
 
 def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
-    """The file that a reference to external data names.
+    """Return the file to which a reference to external data points.
 
-    Raises ModelError where it is absolute, climbs out by "..", leads out of the model's folders by
-    a symbolic link, is missing, or is not a regular file.
+    Raises ModelError if it is absolute, climbs out by "..", leads out of the model's folders by a
+    symbolic link, is missing, or is not a regular file.
     """
     shown = show(location)
     if not location or "\0" in location:
@@ -203,11 +202,11 @@ def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
 def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, label: str) -> bool:
     """Turn every reference of a model into a `FileTensor`, after checking it against its file.
 
-    Returns whether the model has external data, beside what stays in its own file.
+    Returns whether the model has external data other than in its own file.
 
     Raises ModelError, which starts with `label`, for a reference that `resolve` refuses, that
-    reaches past the end of its file, whose length is not that of its type and shape, or that
-    partly overlaps another.
+    reaches past the end of its file, whose length does not match its type and shape, or that partly
+    overlaps another.
     """
     try:
         ranges: dict[Path, list[tuple[int, int, str]]] = {}
@@ -237,17 +236,17 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
 
 
 def remember(model: ir.Model, path: Path, status: os.stat_result) -> None:
-    """Note the state of a file that the model was read from, for `check_unchanged`."""
+    """Record the state of a file that the model was read from, for `check_unchanged`."""
     model.meta.setdefault(_FILES, {})[os.fspath(path)] = _stamp(status)
 
 
 def read_ahead(model: ir.Model) -> None:
-    """Have the system read the beginning of the files of weights while they are not needed yet."""
+    """Ask the system to read ahead the beginning of the weight files."""
     for path in model.meta.get(_FILES, {}) if hasattr(os, "posix_fadvise") else ():
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
-            continue  # told where the weights are read
+            continue  # advised where the weights are read
         try:
             os.posix_fadvise(descriptor, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
@@ -255,9 +254,9 @@ def read_ahead(model: ir.Model) -> None:
 
 
 def check_unchanged(model: ir.Model) -> None:
-    """Refuse to go on where a file that a model was read from is no longer the one it was.
+    """Refuse to continue if a file that a model was read from has changed.
 
-    Raises ModelError where it is gone, or has another size, time or inode than when it was loaded.
+    Raises ModelError if it is gone, or has another size, time or inode than when it was loaded.
     """
     for path, stamp in model.meta.get(_FILES, {}).items():
         try:
@@ -269,7 +268,7 @@ def check_unchanged(model: ir.Model) -> None:
 
 
 def _empty(link: ir.ExternalTensor) -> ir.Tensor[npt.NDArray[np.generic]]:
-    """A tensor without elements; files without bytes cannot be mapped."""
+    """Return a tensor without elements; files without bytes cannot be mapped."""
     array: npt.NDArray[np.generic] = np.empty(link.shape.numpy(), link.dtype.numpy())
     return ir.Tensor(
         array,
@@ -316,7 +315,7 @@ def _check_range(
 
 
 def _check_overlap(path: Path, used: Iterable[tuple[int, int, str]]) -> None:
-    """Refuse ranges that overlap without one holding the other, as only a damaged model has."""
+    """Refuse ranges that overlap without enclosing one another: the model is damaged."""
     enclosing: list[tuple[int, str]] = []
     for start, end, what in sorted(used, key=lambda r: (r[0], -r[1])):
         while enclosing and enclosing[-1][0] <= start:

@@ -1,4 +1,4 @@
-"""Reading a model from a path or a parsed protobuf, with every large weight left in its file."""
+"""Read a model from a path or a parsed protobuf, with every large weight left in its file."""
 
 import os
 import stat
@@ -38,13 +38,13 @@ _KNOWN_STARTS = (
 
 
 def load(path: str | os.PathLike[str]) -> ir.Model:
-    """Read an ONNX model; weights, embedded or external, are mapped when they are used.
+    """Read an ONNX model; weights, embedded or external, are mapped on use.
 
-    The path may be a symbolic link. Tensors in files are `FileTensor`; they raise ModelError when
-    they are read after the file has changed, as when the model was replaced.
+    The path may be a symbolic link. Tensors in files are `FileTensor`; they raise ModelError if
+    they are read after the file has changed, for example because the model was replaced.
 
-    Raises ModelError where there is no such model, it is damaged or unsupported, or one of its
-    references to external data is missing, out of bounds or outside the model's folder.
+    Raises ModelError if the model does not exist, is damaged or unsupported, or if a reference to
+    external data is missing, out of bounds or outside the model's folder.
     """
     path = Path(path)
     label = show(path)
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = None) -> ir.Model:
-    """The IR of a parsed model; `folder` is where its external data lies. `proto` is kept as is.
+    """Return the IR of a parsed model; `folder` contains its external data. `proto` is not changed.
 
     Raises ModelError as `load` does; also for external data when no folder is given.
     """
@@ -65,21 +65,21 @@ def from_proto(proto: onnx.ModelProto, folder: str | os.PathLike[str] | None = N
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The metadata of the model at a path; raises ModelError where there is no readable model."""
+    """Return the metadata of the model at a path; raises ModelError if it is not readable."""
     path = Path(path)
     proto, _ = _parse(path, show(path))
     return {entry.key: entry.value for entry in proto.metadata_props}
 
 
 def references(path: str | os.PathLike[str]) -> frozenset[Path]:
-    """The external data files that the model at a path uses; raises as `data_files`."""
+    """Return the external data files that the model at a path uses; raises as `data_files`."""
     return frozenset(data_files(path).values())
 
 
 def data_files(path: str | os.PathLike[str]) -> dict[str, Path]:
-    """The external data files that the model at a path uses, by the names that it gives them.
+    """Return the external data files that the model at a path uses, by the names in its references.
 
-    Raises ModelError where there is no readable model, or it names a file that `load` would refuse.
+    Raises ModelError if no model is readable there, or if `load` would refuse a file name in it.
     """
     path = Path(path)
     label = show(path)
@@ -88,7 +88,7 @@ def data_files(path: str | os.PathLike[str]) -> dict[str, Path]:
         raise ModelError(f"{label}: not an ONNX model")
     links = (t for t in tensor_protos(proto) if t.data_location == onnx.TensorProto.EXTERNAL)
     entries = (entry for link in links for entry in link.external_data)
-    # Text that cannot be decoded is given as bytes.
+    # Text that cannot be decoded is returned as bytes.
     names = {os.fsdecode(entry.value) for entry in entries if entry.key == "location"}
     folders = model_folders(path)
     return {name: resolve(name, folders, label) for name in names - {wire.IN_MODEL}}
@@ -126,7 +126,7 @@ def _parse(path: Path, label: str) -> tuple[onnx.ModelProto, os.stat_result]:
 
 
 def _foreign_format(path: Path, head: bytes) -> str | None:
-    """Say what a file is by its first bytes, where it is not an ONNX model."""
+    """Identify a file by its first bytes if it is not an ONNX model."""
     if head.startswith(b"PK\x03\x04"):
         return _archive(path)
     text = head.lstrip()
@@ -137,7 +137,7 @@ def _foreign_format(path: Path, head: bytes) -> str | None:
 
 
 def _archive(path: Path) -> str:
-    """Say what a zip archive holds, as PyTorch writes them."""
+    """Describe the content of a zip archive, as PyTorch writes them."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.rpartition("/")[2] for name in archive.namelist()}
@@ -155,13 +155,13 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
     try:
         model = ir.serde.deserialize_model(proto)
         for info, value in zip(proto.graph.input, model.graph.inputs, strict=True):
-            if value.is_graph_output():  # whose declaration, if less, must not hide the input's
+            if value.is_graph_output():  # whose declaration, if missing, must not hide the input's
                 ir.serde.deserialize_value_info_proto(info, value)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{label}: {first_cause(error)}") from error
     for imports in (model.opset_imports, *(f.opset_imports for f in model.functions.values())):
         if "ai.onnx" in imports:
-            # The other name of the default domain; onnx-ir gives its nodes the domain "".
+            # The other name of the default domain; onnx-ir uses the domain "" for its nodes.
             imports[""] = imports.pop("ai.onnx")
     if any(node.domain == ALWAYS_IMPORTED for node in model.graph.all_nodes()):
         model.graph.opset_imports.setdefault(ALWAYS_IMPORTED, 1)
@@ -172,7 +172,7 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
 
 
 def _sort(graph: ir.Graph | ir.Function, label: str) -> None:
-    """Put nodes behind what they read, as ONNX demands and not every tool does."""
+    """Sort nodes topologically, as ONNX requires and some tools do not."""
     bodies = (body for node in graph.all_nodes() for body in _bodies(node))
     if all(_is_sorted(nodes) for nodes in (graph, *bodies)):
         return

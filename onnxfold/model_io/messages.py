@@ -1,27 +1,27 @@
-"""Messages of one line, whatever the names in a damaged model hold."""
+"""Messages of one line, whatever the names in a damaged model."""
 
 import os
 
 from onnxfold.errors import printable
 
-# A message names what is wrong last, so a long name is cut out of the middle.
+# A message ends with the fault, so a long name is cut in the middle.
 _HEAD, _TAIL = 240, 160
 
 
 def one_line(text: str) -> str:
-    """A text with line breaks and other control characters escaped, of bounded length."""
+    """Return a text with line breaks and other control characters escaped, of bounded length."""
     if len(text) > _HEAD + _TAIL:
         text = f"{text[:_HEAD]}...{text[-_TAIL:]}"
     return printable(text)
 
 
 def show(path: str | os.PathLike[str]) -> str:
-    """A path as it may stand in a message."""
+    """Return a path as it appears in a message."""
     return one_line(os.fspath(path))
 
 
 def first_cause(error: BaseException) -> str:
-    """The first line of what first went wrong, from the deepest cause of an error."""
+    """Return the first line of the deepest cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

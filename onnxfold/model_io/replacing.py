@@ -1,4 +1,4 @@
-"""Which files an output may replace: the program's own, and others where the user says so."""
+"""Which files an output may replace: the program's own, and others if the user allows it."""
 
 import contextlib
 import json
@@ -12,12 +12,12 @@ from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
 
-METADATA_KEY = "onnxfold"  # the metadata entry that says of a model that this program wrote it
-_COPIED = "user.onnxfold.copy"  # the attribute of a file that says so of a copy, byte for byte
+METADATA_KEY = "onnxfold"  # the metadata entry of models that this program wrote
+_COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
 
 
 def check_format(destination: str | os.PathLike[str]) -> None:
-    """Raise UsageError for a name that onnx or ONNX Runtime takes for another format than ONNX."""
+    """Raise UsageError for a name that onnx or ONNX Runtime would read as another format."""
     suffix = os.path.splitext(destination)[1]
     form = registry.get_format_from_file_extension(suffix)
     if suffix.lower() == ".ort" or form not in (None, "protobuf"):
@@ -30,9 +30,9 @@ def check_format(destination: str | os.PathLike[str]) -> None:
 def check_replaceable(
     destination: str | os.PathLike[str], *, source: Path | None, force: bool
 ) -> None:
-    """Raise UsageError where a file is there that this program did not write, without `force`.
+    """Raise UsageError for an existing file that this program did not write, without `force`.
 
-    A copy of the input may be replaced too, for that is what is written where nothing changes.
+    A copy of the input may be replaced too, because that is written when nothing changes.
     """
     path = Path(destination)
     if force or not os.path.isfile(path) or not os.stat(path).st_size or is_ours(path):
@@ -46,16 +46,16 @@ def check_replaceable(
 
 
 def mark_copy(path: Path) -> None:
-    """Note that this program wrote a file, not in its bytes; not every file system can."""
+    """Record outside its bytes that this program wrote a file; not all file systems can."""
     if hasattr(os, "setxattr"):
         with contextlib.suppress(OSError):
             os.setxattr(path, _COPIED, _stamp(path))
 
 
 def is_ours(path: Path) -> bool:
-    """Whether this program wrote the model at a path, as its metadata or its attribute says."""
+    """Whether this program wrote the model at a path, by its metadata or its file attribute."""
     if hasattr(os, "getxattr"):
-        with contextlib.suppress(OSError):  # it has no such attribute
+        with contextlib.suppress(OSError):  # without the attribute
             if os.getxattr(path, _COPIED) == _stamp(path):
                 return True
     try:
@@ -65,6 +65,6 @@ def is_ours(path: Path) -> bool:
 
 
 def _stamp(path: Path) -> bytes:
-    """What changes where somebody writes into a file."""
+    """Return what changes when somebody writes to a file."""
     status = os.stat(path)
     return f"{status.st_size} {status.st_mtime_ns}".encode()

@@ -1,8 +1,8 @@
-"""What a parsed model must satisfy before any stage may trust it; each refusal is one sentence.
+"""Requirements on a parsed model before any stage may trust it; each refusal is one sentence.
 
-The checks cover what would otherwise be lost in silence (sparse initializers, training graphs,
+The checks cover what would otherwise be lost silently (sparse initializers, training graphs,
 untyped attributes), read past the data (dimensions against bytes), or make an analysis unsound (a
-name that nothing produces, an operator set with other rules).
+name without a producer, an operator set with other rules).
 """
 
 import math
@@ -16,10 +16,10 @@ from onnxfold.errors import ModelError
 from onnxfold.model_io.calls import check_calls
 from onnxfold.model_io.messages import one_line
 
-# Before operator set 7, Add and its like broadcast by attributes; no rule here covers that.
+# Before operator set 7, Add and its like broadcast by attributes; the rules here do not cover that.
 _OLDEST_OPSET = 7
 _OLDEST_IR_VERSION = 3
-# What every numpy can hold, even where another dimension is 0.
+# The largest size that numpy supports even if another dimension is 0.
 _MOST_DIMS = 32
 _MOST_ELEMENTS = 2**58
 
@@ -35,14 +35,14 @@ _FIELD_OF = {ir.DataType[name]: field for field, names in _DATA_FIELDS.items() f
 _Attribute = onnx.AttributeProto
 # Integers that name an element type, in operators of the default domain.
 _TYPE_ATTRIBUTES = frozenset({"dtype", "output_dtype", "stash_type", "to"})
-# Attributes that may hold any integer.  All others are counts, axes, sizes and switches: ONNX
-# Runtime keeps many in 32 bits, where 2**40 heads become none and the process dies of dividing.
+# Attributes that may be any integer. All others are counts, axes, sizes and switches: ONNX Runtime
+# stores many in 32 bits, where 2**40 heads become 0 and the process dies of a division.
 _WIDE_ATTRIBUTES = frozenset({"end", "ends", "start", "starts", "value_int", "value_ints"})
 _NARROW_DOMAINS = frozenset({"", "com.microsoft"})
-# ONNX Runtime runs its operators in models that do not import them, as its optimizer leaves some.
+# ONNX Runtime accepts its own operators without an import, and its optimizer leaves some.
 ALWAYS_IMPORTED = "com.microsoft"
 _NARROW = range(-(2**31), 2**31)
-# Protobuf reads messages that are at most 100 deep; a body adds three, a type in it some more.
+# Protobuf reads messages at most 100 deep; a body adds three levels, a type in it some more.
 _MOST_BODIES = 25
 _NOT_TEXT = "a name in it is not UTF-8 text; the file is damaged"
 _SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
@@ -50,7 +50,7 @@ _SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What a node may refer to: operator sets, names of this graph and of those around it."""
+    """What a node may refer to: operator sets, and names of its graph and the enclosing ones."""
 
     imports: Mapping[str, int]
     scopes: tuple[set[str], ...] = ()
@@ -61,7 +61,7 @@ class _Context:
 
 
 def packed_nbytes(dtype: ir.DataType, elements: int) -> int:
-    """Bytes of `elements` values of a type, sub-byte values packed as ONNX packs them."""
+    """Return the bytes of `elements` values of a type, with sub-byte values packed."""
     return (dtype.bitwidth * elements + 7) // 8
 
 
@@ -173,7 +173,7 @@ def _check_produced(outputs: Iterable[str], names: set[str], where: str) -> None
 
 
 def _check_text(names: Iterable[object]) -> None:
-    # The upb protobuf gives bytes for a string that cannot be decoded, others raise.
+    # The upb protobuf returns bytes for a string that cannot be decoded, others raise.
     if not all(isinstance(name, str) for name in names):
         raise ModelError(_NOT_TEXT)
 

@@ -1,4 +1,4 @@
-"""Writing a model: completely under temporary names beside its destination, to be published."""
+"""Write a model completely under temporary names in its folder, to be published later."""
 
 import contextlib
 import os
@@ -43,18 +43,18 @@ def stage(  # noqa: PLR0913  # each is a choice of the caller
     note: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StagedModel:
-    """Write a model beside its destination, one tensor in memory at a time.
+    """Write a model into the folder of its destination, one tensor in memory at a time.
 
-    Tensors in files are copied from file to file. `external_data` None keeps what the model had,
-    but makes data external that a protobuf cannot hold; initializers of less than
+    Tensors in files are copied from file to file. `external_data` None keeps the model's choice,
+    but makes data external that a protobuf cannot contain; initializers smaller than
     `threshold_bytes` stay embedded. Several data files stay several (see `layout`). With `share`
     the model refers to the data files of its source for every tensor that is still in them. The
-    same model gives the same bytes. A model without the metadata entry of ours gets `note` as it.
-    `progress` is called with bytes written and bytes in all, from the thread that writes. The
-    model itself is left as it was.
+    same model yields the same bytes. `note` becomes the metadata entry of this program unless the
+    model already has one. `progress` is called with the bytes written and the total, from the
+    thread that writes. The model itself is not changed.
 
-    Raises UsageError where the destination is the input (`source`) without `force`, or the model
-    cannot share weights from there; ModelError where it cannot be written: nothing is left then.
+    Raises UsageError if the destination is the input (`source`) without `force`, or the model
+    cannot share weights from there, and ModelError if it cannot be written; no files remain then.
     """
     check_destination(destination, source=source, force=force)
     if share:
@@ -81,7 +81,7 @@ def stage(  # noqa: PLR0913  # each is a choice of the caller
 def stage_copy(
     source: Path, destination: str | os.PathLike[str], *, force: bool = False
 ) -> StagedModel:
-    """Copy a model with all weights in it, byte for byte, to beside its destination.
+    """Copy a model with embedded weights, byte for byte, into the folder of its destination.
 
     Raises as `stage`.
     """
@@ -98,7 +98,7 @@ def stage_copy(
 def _staged(
     write: Callable[[Path], DataFiles], final: Path, source: Path | None, needed_bytes: int
 ) -> StagedModel:
-    """Have a model written under its name in a staging folder, which goes where that fails."""
+    """Write a model under its name in a staging folder, which is removed on failure."""
     try:
         with contextlib.ExitStack() as undo:
             folder = StagingFolder(final.parent)
@@ -115,15 +115,15 @@ def _staged(
 
 
 def check_embeddable(model: ir.Model) -> None:
-    """Raise ModelError where a model is larger than 2 GiB, which one protobuf cannot hold."""
+    """Raise ModelError if a model exceeds the 2 GiB of one protobuf."""
     total = sum(slot.tensor.nbytes for slot in slots(model))
     _check_limit(total, "write it to a file instead")
 
 
 def materialise(model: ir.Model) -> onnx.ModelProto:
-    """The whole model as one protobuf in memory, without references to files.
+    """Return the whole model as one protobuf in memory, without references to files.
 
-    Raises ModelError where it is larger than 2 GiB, which protobuf cannot hold, or a file is gone.
+    Raises ModelError if it exceeds 2 GiB, the limit of protobuf, or a file is gone.
     """
     check_embeddable(model)
     proto, taken = detach(model, _leaves_protobuf(wire.LIMIT_BYTES + 1))
@@ -138,14 +138,14 @@ def _is_external(model: ir.Model, total_bytes: int, source: Path | None) -> bool
     known = model.meta.get(HAS_EXTERNAL_DATA)
     if known is not None:
         return bool(known)
-    # A clone of a loaded model has lost the note, and may have lost every reference to edits.
+    # A clone of a loaded model loses the note, and may lose all references to edits.
     if any(is_outside(slot.tensor) for slot in slots(model)):
         return True
     return source is not None and bool(references(source))
 
 
 def _leaves_protobuf(threshold_bytes: int) -> Callable[[Slot], bool]:
-    """Whether a tensor is written by us: from a file, computed, or a large initializer."""
+    """Whether a tensor is written here: it is in a file, computed, or a large initializer."""
 
     def wanted(slot: Slot) -> bool:
         tensor = slot.tensor
@@ -197,7 +197,7 @@ def _write_data(
     shared: Collection[str],
     progress: WrittenBytes,
 ) -> list[str]:
-    """Write tensors into data files, one after the other, and refer to them; gives the names."""
+    """Write tensors into data files in order, and refer to them; return the file names."""
     numbers = shard_numbers([tensor for _, tensor in held.values()])
     used = sorted(set(numbers))
     names = data_names(final, len(used), shared) if used else []
@@ -217,7 +217,7 @@ def _write_data(
 
 
 def _write_embedded(taken_out: _TakenOut, path: Path, progress: WrittenBytes) -> None:
-    """Write the model as one protobuf whose large weights never are in memory together."""
+    """Write the model as one protobuf without ever having all its large weights in memory."""
     proto, taken = taken_out
     parts: list[tuple[bytes, ir.TensorProtocol | None]] = []
     for holder in proto.graph.initializer:
@@ -246,7 +246,7 @@ def _embed(holder: onnx.TensorProto, number: int | None, taken: list[ir.TensorPr
 
 
 def _identity(tensor: ir.TensorProtocol) -> object:
-    """Equal for tensors that share their bytes, so that a tied weight is written once."""
+    """Return a key that is equal for tensors that share bytes, so a tied weight is written once."""
     if isinstance(tensor, ir.ExternalTensor):
         return tensor.path, tensor.offset or 0, tensor.nbytes
     return id(tensor)

@@ -1,4 +1,4 @@
-"""Every kind of model that the Python interface takes, and how to give the same kind back."""
+"""The kinds of models that the Python interface accepts, and how to return the same kind."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from onnxfold.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model as onnx_ir holds it, where it came from, and the way back."""
+    """A model as an onnx_ir model, its origin, and the conversion back."""
 
     model: ir.Model
     path: Path | None
@@ -25,7 +25,7 @@ class Source:
 def open_source(model: Any) -> Source:
     """Open a path, an onnx.ModelProto, an onnx_ir.Model, or a model of torch.onnx or graphsurgeon.
 
-    Raises ModelError when it cannot be read, UsageError for any other type.
+    Raises ModelError if it cannot be read, UsageError for any other type.
     """
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)

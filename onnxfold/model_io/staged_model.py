@@ -1,9 +1,9 @@
-"""A model that is written under temporary names, and how it gets its own.
+"""A model that is written under temporary names, and the renames that publish it.
 
-Publishing is single renames within one file system: the data under a name that nothing has, then
-the model. A kill between any two steps leaves the input and the previous output whole, and at
-worst a hidden folder or a data file that nothing uses. Data under the name of what it replaces is
-published twice: under a name that nothing has, and, once no model needs the old, under its own.
+Each step of publishing is one rename within a file system: first the data, under an unused name,
+then the model. A kill between any two steps leaves the input and the previous output whole, and at
+worst a hidden folder or a data file that nothing uses. Data with the name of what it replaces is
+published twice: under an unused name, and, once no model needs the old data, under its own.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from onnxfold.model_io.staging import StagingFolder, lock_file, place, sync
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """What was published, and the size of it all.
+    """The published files and their total size.
 
-    shards: its data files; shared: those of the source that it refers to as well.
+    shards: its data files; shared: data files of the source that it refers to.
     """
 
     model: Path
@@ -35,7 +35,7 @@ class OutputFiles:
 
     @property
     def data(self) -> Path | None:
-        """The data file, the first of several, None where there is none."""
+        """The data file, the first if there are several, or None."""
         return self.shards[0] if self.shards else None
 
 
@@ -48,10 +48,10 @@ class DataFiles:
 
 
 class StagedModel:
-    """A model written completely, in a hidden folder beside its destination.
+    """A model written completely, in a hidden folder next to its destination.
 
-    `path` can be loaded as it is: the external data lies beside it under its final name. Leaving
-    the context, or `close`, deletes what was not committed.
+    `path` can be loaded as it is: its external data is in the same folder under the final name.
+    Leaving the context, or `close`, deletes what was not committed.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StagedModel:
         self.close()
 
     def close(self) -> None:
-        """Delete what is still under temporary names."""
+        """Delete the files that are still under temporary names."""
         self._folder.close()
 
     def commit(self) -> OutputFiles:
@@ -79,8 +79,8 @@ class StagedModel:
 
         Tensors of the old model that were not read yet raise ModelError from then on.
 
-        Raises ModelError where the files cannot be put in place; what was there before is
-        untouched.
+        Raises ModelError if the files cannot be put in place; the existing files are not changed
+        then.
         """
         if self._folder.closed:
             raise InvariantError("a staged model is committed twice, or after it was closed")
@@ -101,14 +101,14 @@ class StagedModel:
             first = free_names(final, len(own.names)) if own.replaced else own.names
             left = owned.orphans - {*kept, *(final.parent / n for n in own.names)}
             if final.exists():
-                # What is there may be the only copy: have the new one on the disk first.
+                # The existing file may be the only copy, so sync the new one to disk first.
                 for path in (self.path, *self._shards):
                     sync(path)
             self._publish(first, frozenset() if own.replaced else own.there)
         except OSError as error:
             raise ModelError(why_not_written(error, final, nbytes)) from error
         names = self._bring_home(first, own.names) if own.replaced else own.names
-        # The new model stands; an old file that cannot be deleted harms nobody.
+        # The new model is in place; an old file that cannot be deleted does no harm.
         with contextlib.suppress(OSError):
             if left:
                 sync(final.parent)
@@ -118,9 +118,9 @@ class StagedModel:
         return OutputFiles(final, shards, sum(p.stat().st_size for p in (final, *shards)), kept)
 
     def _hold(self, model: Path) -> None:
-        """Keep others from publishing over a model, whose data they might take or delete.
+        """Lock a model against other publishers, whose data they might replace or delete.
 
-        Raises ModelError where they do just now, or have done since this one was staged.
+        Raises ModelError if another is publishing, or has done so since this one was staged.
         """
         meanwhile = f"{show(self._final)}: another process has written it meanwhile; run again"
         try:
@@ -137,7 +137,7 @@ class StagedModel:
         return [self.path.with_name(name) for name in self._data.written]
 
     def _publish(self, names: Sequence[str], there: Collection[str]) -> None:
-        """Place the data under these names, but where it is there already, then the model."""
+        """Put the data under these names, unless it is already there, then the model."""
         final = self._final
         published: list[Path] = []
         try:
@@ -154,7 +154,7 @@ class StagedModel:
             raise
 
     def _named(self, names: Sequence[str]) -> Path:
-        """The staged model, or one that differs from it in the names of its data files alone."""
+        """Return the staged model, or a copy that differs only in the names of its data files."""
         if tuple(names) == self._data.written:
             return self.path
         renamed = self.path.with_name(f"{self.path.name}.renamed")
@@ -164,10 +164,10 @@ class StagedModel:
         return renamed
 
     def _bring_home(self, first: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-        """Give published data the names that the old data had; returns those that it then has.
+        """Rename published data to the names of the old data; return its final names.
 
-        The model stands and is whole, under `first` too, where the disk is full or another process
-        has replaced it meanwhile.
+        If the disk is full or another process has replaced the model meanwhile, it stays valid,
+        with data under `first`.
         """
         folder, published = self._final.parent, _state(self._final)
         try:
@@ -194,7 +194,7 @@ class StagedModel:
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:
-    """What changes where a file is replaced; None where there is none."""
+    """Return what changes when a file is replaced; None if there is none."""
     if not os.path.lexists(path):
         return None
     status = os.lstat(path)
@@ -202,7 +202,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 
 def why_not_written(error: OSError, final: Path, needed_bytes: int) -> str:
-    """Say in a sentence why a model could not be written."""
+    """Explain in a sentence why a model could not be written."""
     label = show(final)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(final.parent).free

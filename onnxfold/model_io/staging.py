@@ -1,8 +1,8 @@
-"""A hidden folder for files that are not yet published, gone when it is closed.
+"""A hidden folder for files that are not yet published, deleted when it is closed.
 
-A killed process leaves its folder where it is. In each lies a marker that names the folder, the
-process and its machine, and that the process locks as long as it lives: the system drops the lock
-with the process. The next run removes what is marked so and no longer locked, and nothing else.
+A killed process leaves its folder. Each folder contains a marker that names the folder, the process
+and its machine, and that the process locks while it lives: the system releases the lock with the
+process. The next run removes only folders with a marker that is not locked.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from onnxfold.model_io.messages import show
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock; left folders stay there
+except ImportError:  # Windows lacks this lock; leftover folders stay there
     fcntl = None  # type: ignore[assignment]  # the module is optional
 
 _MARKER = ".onnxfold-staging"
 
 
 class StagingFolder:
-    """A new folder inside another one; what it is called begins with `prefix` and the process.
+    """A new folder inside another one; its name begins with `prefix` and the process.
 
-    Raises OSError where it cannot be created.
+    Raises OSError if it cannot be created.
     """
 
     def __init__(self, parent: Path, prefix: str = ".onnxfold-") -> None:
@@ -38,18 +38,18 @@ class StagingFolder:
         try:
             self._lock = os.open(self.path / _MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             _lock(self._lock)
-            # Until this is written the folder is nobody's, and by then it is locked.
+            # Until this is written the folder has no owner; from then on it is locked.
             os.write(self._lock, _mark(self.path, os.getpid()))
         except OSError:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
 
     def disown(self) -> None:
-        """Have no later run remove the folder: it is to hold what this program did not make."""
+        """Exempt the folder from removal by later runs, because it will contain files of others."""
         os.unlink(self.path / _MARKER)
 
     def close(self) -> None:
-        """Delete the folder and what is still in it."""
+        """Delete the folder with its content."""
         if not self.closed:
             self.closed = True
             shutil.rmtree(self.path, ignore_errors=True)
@@ -57,13 +57,13 @@ class StagingFolder:
 
 
 def remove_left_by(process: int, parent: Path) -> None:
-    """Delete the folders that a process, which has ended, had inside another one."""
+    """Delete the folders that an ended process left inside another one."""
     _remove_left(parent, f"[.~]onnxfold-{process}-*")
 
 
 def _remove_left(parent: Path, pattern: str) -> None:
     for folder in parent.glob(pattern):
-        # Another process may remove it, or may not be ours to remove: then it just stays.
+        # Another process may remove it, or it may belong to another user: then it stays.
         with contextlib.suppress(OSError):
             if fcntl is None or folder.is_symlink() or not folder.is_dir():
                 continue
@@ -76,7 +76,7 @@ def _remove_left(parent: Path, pattern: str) -> None:
 
 
 def _mark(folder: Path, process: int) -> bytes:
-    """What the marker of a folder says; a copy of the folder, or one renamed, is another folder."""
+    """Return the marker of a folder; a copied or renamed folder does not match it."""
     status = folder.stat()
     said = {
         "folder": folder.name,
@@ -94,7 +94,7 @@ def _is_left(folder: Path, marker: bytes) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until it is closed, and return whether no other process holds it."""
+    """Lock a file until it is closed, and return whether the lock was free."""
     if fcntl is None:
         return False
     try:
@@ -105,9 +105,9 @@ def _lock(descriptor: int) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Lock a file until the descriptor is closed; None where the system has no such locks.
+    """Lock a file until the descriptor is closed; None if the system lacks such locks.
 
-    Raises BlockingIOError where another process holds it.
+    Raises BlockingIOError if another process has the lock.
     """
     if fcntl is None:
         return None
@@ -123,15 +123,15 @@ def lock_file(path: Path) -> int | None:
 
 
 def place(staged: Path, final: Path) -> None:
-    """Give a file its final name, which nothing may have: a rename would replace in silence.
+    """Give a file its final name, which must be free: a rename would replace silently.
 
-    Raises ModelError where something has it.
+    Raises ModelError if it is not.
     """
     try:
         try:
             os.link(staged, final)
         except OSError as error:
-            # The file system has no hard links, or the name is taken.
+            # The file system lacks hard links, or the name exists.
             if error.errno == errno.EEXIST or os.path.lexists(final):
                 raise FileExistsError(errno.EEXIST, "File exists") from error
             os.rename(staged, final)
@@ -145,7 +145,7 @@ def place(staged: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's entries, on the disk."""
+    """Sync a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The tensors of a model: where they are, and how they leave it without passing a protobuf.
+"""The tensors of a model: their places, and how to extract them without a protobuf.
 
 A tensor may be an initializer of any graph (main, body of If or Loop, function body) or an
 attribute of a node. `detach` serializes a model with chosen tensors replaced by numbered
@@ -21,7 +21,7 @@ from onnxfold.model_io.messages import first_cause
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place of a model that holds a tensor: an initializer, or an attribute of an owner."""
+    """A place of a tensor in a model: an initializer, or an attribute of an owner."""
 
     tensor: ir.TensorProtocol
     owner: ir.Value | ir.Node | ir.Function
@@ -33,7 +33,7 @@ class Slot:
         return isinstance(self.owner, ir.Value)
 
     def put(self, tensor: ir.TensorProtocol) -> Callable[[], None]:
-        """Put another tensor here; gives back what undoes it."""
+        """Put another tensor here; return a function that undoes it."""
         owner = self.owner
         if isinstance(owner, ir.Value):
             before = owner.const_value
@@ -51,7 +51,7 @@ class Slot:
 
 
 def slots(model: ir.Model) -> Iterator[Slot]:
-    """Every tensor of a model, the initializers of the main graph first, in their order."""
+    """Yield every tensor of a model, the initializers of the main graph first, in their order."""
     yield from _graph_slots(model.graph)
     for function in model.functions.values():
         yield from _attribute_slots(function)
@@ -82,12 +82,14 @@ def _attribute_slots(owner: ir.Node | ir.Function) -> Iterator[Slot]:
 def detach(
     model: ir.Model, wanted: Callable[[Slot], bool]
 ) -> tuple[onnx.ModelProto, list[ir.TensorProtocol]]:
-    """Serialize a model without some of its tensors; the model is left as it was.
+    """Serialize a model without some of its tensors; the model is not changed.
 
-    Returns the model, and the tensors taken out: where the i-th was is a reference of offset i,
+    the model is left as it was.
+
+    Returns the model and the tensors taken out: the i-th is replaced by a reference with offset i,
     to be read by `take_number`.
 
-    Raises ModelError where a part of the model cannot be written as ONNX.
+    Raises ModelError if a part of the model cannot be written as ONNX.
     """
     taken: list[ir.TensorProtocol] = []
     with contextlib.ExitStack() as undo:
@@ -114,7 +116,7 @@ def detach(
 
 
 def tensor_protos(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a serialized model, the initializers of the main graph first."""
+    """Yield every tensor of a serialized model, the initializers of the main graph first."""
     yield from _graph_tensors(proto.graph)
     for function in proto.functions:
         yield from _attribute_tensors(function.attribute_proto)
@@ -123,7 +125,7 @@ def tensor_protos(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def take_number(tensor: onnx.TensorProto) -> int | None:
-    """The number that `detach` left in place of a tensor, taken out of it; None elsewhere."""
+    """Remove and return the number that `detach` put in place of a tensor; None for others."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return None
     number = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
@@ -133,10 +135,9 @@ def take_number(tensor: onnx.TensorProto) -> int | None:
 
 
 def payload(tensor: ir.TensorProtocol) -> memoryview:
-    """The bytes of a tensor as ONNX stores them (little endian, sub-byte values packed).
+    """Return the bytes of a tensor as ONNX stores them (little endian, sub-byte values packed).
 
-    Raises InvariantError where a computed tensor has another type or shape than it was declared
-    with.
+    Raises InvariantError if a computed tensor differs in type or shape from its declaration.
     """
     if tensor.nbytes == 0:
         return memoryview(b"")
@@ -152,7 +153,7 @@ def payload(tensor: ir.TensorProtocol) -> memoryview:
 
 
 def little_endian(array: npt.NDArray[np.generic]) -> memoryview:
-    """The bytes of an array in row-major order, the lowest of each element first."""
+    """Return the bytes of an array in row-major order, the lowest of each element first."""
     little = array.dtype.newbyteorder("<")
     return np.ascontiguousarray(array, dtype=little).reshape(-1).view(np.uint8).data
 
@@ -183,7 +184,7 @@ def _ours(error: BaseException) -> OnnxfoldError | None:
 
 
 def _drop_repeated_metadata(tensor: onnx.TensorProto) -> None:
-    """onnx-ir 1.1.0 writes the metadata of a tensor that it did not change twice."""
+    """Remove metadata that onnx-ir 1.1.0 writes twice for a tensor that it did not change."""
     entries = {entry.key: entry.value for entry in tensor.metadata_props}
     if len(entries) < len(tensor.metadata_props):
         tensor.ClearField("metadata_props")

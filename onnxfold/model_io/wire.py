@@ -1,9 +1,9 @@
-"""The protobuf wire format of a model, read and written without its weights in memory.
+"""The protobuf wire format of a model, read and written without loading its weights.
 
 A model is `ModelProto{graph = 7}`, a graph `GraphProto{initializer = 5}`, a weight
 `TensorProto{raw_data = 9}`; each is a tag, a length and that many bytes (protobuf encoding guide,
-"Length-Delimited Records"). So the bytes of a weight can stay where they are in the file, and be
-copied from file to file, while protobuf parses the rest.
+"Length-Delimited Records"). The bytes of a weight can therefore stay in the file, and be copied
+from file to file, while protobuf parses the rest.
 """
 
 import io
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import onnx
 
 LIMIT_BYTES = 2**31 - 1  # of a protobuf
-EMBEDDED_BYTES = 1_800_000_000  # of weights in one, with room for the graph beside them
-# No file can have this name, so no reference of a real model is mistaken for one of ours.
+EMBEDDED_BYTES = 1_800_000_000  # of weights in one, which leaves room for the graph
+# No file can have this name, so it cannot collide with a reference in a real model.
 IN_MODEL = "\0in the model file"
 
 _GRAPH = 7
@@ -26,19 +26,19 @@ _LENGTH_DELIMITED = 2
 _FIXED_BYTES = {1: 8, 5: 4}
 
 
-# Headers are short; the bytes between two of them are not touched.
+# Headers are short; the bytes between two of them are not read.
 _WINDOW_BYTES = 4096
 
 
 class MalformedError(ValueError):
-    """The bytes do not follow the wire format; the message says how."""
+    """The bytes do not follow the wire format; the message explains how."""
 
 
 class Buffer:
-    """The bytes of a seekable file, read where they are looked at.
+    """The bytes of a seekable file, read on access.
 
-    A map would do the same, but counts as resident memory (100 MB for a model of 500 MB), and
-    kills the process where the file is cut short meanwhile.
+    A map would do the same, but counts as resident memory (100 MB for a model of 500 MB), and kills
+    the process if the file is truncated meanwhile.
     """
 
     def __init__(self, file: io.RawIOBase, size: int) -> None:
@@ -79,18 +79,18 @@ _Replace = Callable[[_Field], bytes | None]
 
 
 def skeleton(buffer: Buffer, threshold_bytes: int) -> bytes:
-    """Serialized model in which each large embedded weight is a reference (offset, length).
+    """Return the serialized model with each large embedded weight as a reference (offset, length).
 
-    Weights of the main graph with `raw_data` of at least `threshold_bytes` become external
-    tensors with location `IN_MODEL`; every other byte is kept. Only field headers are touched.
+    Weights of the main graph with `raw_data` of at least `threshold_bytes` become external tensors
+    with location `IN_MODEL`; every other byte is kept. Only field headers are read.
 
-    Raises MalformedError where a field is no protobuf field, or ends after the buffer.
+    Raises MalformedError for an invalid field, or one that ends after the buffer.
     """
     return _rewrite(buffer, 0, buffer.size, _GRAPH, lambda f: _graph(buffer, f, threshold_bytes))
 
 
 def reference(location: str, offset: int, length: int) -> onnx.TensorProto:
-    """A TensorProto that holds nothing but a reference to external data."""
+    """Return a TensorProto with only a reference to external data."""
     proto = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         proto.external_data.add(key=key, value=str(value))
@@ -98,12 +98,12 @@ def reference(location: str, offset: int, length: int) -> onnx.TensorProto:
 
 
 def graph_header(length: int) -> bytes:
-    """Tag and length that open the `graph` field of a model."""
+    """Return the tag and length that open the `graph` field of a model."""
     return _header(_GRAPH, length)
 
 
 def initializer(tensor: onnx.TensorProto, raw_bytes: int | None) -> bytes:
-    """An initializer of a graph, up to its raw data of `raw_bytes`, which are to follow."""
+    """Return an initializer of a graph, up to its raw data of `raw_bytes`, which must follow."""
     fields: bytes = tensor.SerializeToString()
     if raw_bytes is None:
         return _header(_INITIALIZER, len(fields)) + fields
@@ -123,7 +123,8 @@ def _graph(buffer: Buffer, graph: _Field, threshold_bytes: int) -> bytes:
 def _tensor(buffer: Buffer, tensor: _Field, threshold_bytes: int) -> bytes | None:
     raw: list[_Field] = []
     for field in _fields(buffer, tensor.body, tensor.end):
-        # Exporters write the location 0, which is "embedded", too; ours comes later and counts.
+        # Exporters write the location 0, which is "embedded", too; the later one written here takes
+        # precedence.
         if field.number == _EXTERNAL_DATA:
             return None
         if field.number == _DATA_LOCATION and buffer.byte(field.body):
@@ -138,7 +139,7 @@ def _tensor(buffer: Buffer, tensor: _Field, threshold_bytes: int) -> bytes | Non
 
 
 def _rewrite(buffer: Buffer, start: int, end: int, number: int, replace: _Replace) -> bytes:
-    """The message in `buffer[start:end]` with the bodies of some of its fields replaced."""
+    """Return the message in `buffer[start:end]` with the bodies of some fields replaced."""
     pieces: list[bytes] = []
     cursor = start
     for field in _fields(buffer, start, end):
