@@ -1,4 +1,4 @@
-"""Sites of norms that are spelled out in several operators, and of DyT."""
+"""Sites of norms that are spelled as several operators, and of DyT."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,16 +27,16 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
-_STEPS = frozenset(("Abs", "Mul", "Neg"))  # what may stand on x before a square or a root
-_ASSUMED_RANK = 4  # that of what norms are made for at most: a size is not known in any case
+_STEPS = frozenset(("Abs", "Mul", "Neg"))  # allowed on x before a square or a root
+_ASSUMED_RANK = 4  # for unknown ranks; norms are of rank 4 or less
 _PLUMBING_LIMIT = 200
 _DEAD_LIMIT = 8
 
 
 def decomposed_sites(view: ModelInfo) -> Iterator[NormSite]:
-    """Yield the norms of every graph that are more than one operator.
+    """Yield the norms of every graph that consist of several operators.
 
-    Those of values whose rank is not known are refused, and name what hides it; so are those whose
+    A norm of a value of unknown rank is refused, with the node that hides it; so is a norm whose
     constants callers may replace.
     """
     known = Canonical(view)
@@ -50,9 +50,9 @@ def decomposed_sites(view: ModelInfo) -> Iterator[NormSite]:
 
 
 def _of_defaults(view: ModelInfo, taken: Collection[ir.Node]) -> Iterator[NormSite]:
-    """Yield what is a norm as long as callers give an exponent, axes or an epsilon no other value.
+    """Yield norms that depend on callers not overriding an exponent, axes or an epsilon.
 
-    Nothing is said of its elements or its affine part, which may be others then.
+    Nothing is claimed about elements or affine part, which may then differ.
     """
     for site in _sites(Canonical(ModelInfo(view.model, default_tensor))):
         read = {value for node in site.nodes for value in node.inputs if value is not None}
@@ -63,7 +63,7 @@ def _of_defaults(view: ModelInfo, taken: Collection[ir.Node]) -> Iterator[NormSi
 
 
 def _reduced(view: ModelInfo) -> Iterator[ir.Value | None]:
-    """Yield what a norm may take a mean of."""
+    """Yield the operands of which a norm may take a mean."""
     for node in view.nodes():
         if facets.reduces(row_of(node)):
             yield node.inputs[0]
@@ -76,11 +76,11 @@ def _sites(canonical: Canonical) -> Iterator[NormSite]:
         algebra, matches = match_graph(canonical, graph)
         spans = [_longest(_spans(algebra, match, order)) for match in matches]
         read = {span.x for span in spans if span is not None}
-        ended: set[ir.Value] = set()  # of norms that are merged, short of what tells them apart
+        ended: set[ir.Value] = set()  # of merged norms, excluding what distinguishes them
         for match, longest in zip(matches, spans, strict=True):
             apart = longest
             if longest is not None and longest.holds(read):
-                # The next norm begins within: at what this one rounds, and widens again.
+                # The next norm starts here: at the rounding of this one, which it widens again.
                 others = _spans(algebra, match, order)
                 apart = _longest(span for span in others if not span.holds(read))
             site = None if apart is None else _site(algebra, apart, order)
@@ -91,7 +91,7 @@ def _sites(canonical: Canonical) -> Iterator[NormSite]:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """One way to cut a norm out of its graph: from x to the output, and the nodes between."""
+    """One way to cut a norm out of its graph: from x to the output, with the nodes between."""
 
     output: ir.Value
     form: AffineForm
@@ -100,7 +100,7 @@ class _Span:
     same_type: bool
 
     def holds(self, values: Collection[ir.Value]) -> bool:
-        """Whether one of the values would be gone if the norm were one operator."""
+        """Whether one of the values would be lost if the norm were one operator."""
         inner = (value for node in self.owned for value in node.outputs)
         return any(value in values and value is not self.output for value in inner)
 
@@ -138,7 +138,7 @@ def _site(algebra: Algebra, span: _Span, order: dict[ir.Node, int]) -> NormSite 
 
 
 def _longest(spans: Iterable[_Span]) -> _Span | None:
-    """Return the longest norm whose result has the type of its input, else the longest."""
+    """Return the longest norm whose result has the type of its input, otherwise the longest."""
     longest: _Span | None = None
     for span in spans:
         if span.same_type:
@@ -148,14 +148,14 @@ def _longest(spans: Iterable[_Span]) -> _Span | None:
 
 
 def _spans(algebra: Algebra, match: Match, order: dict[ir.Node, int]) -> Iterator[_Span]:
-    """Yield the norm with all that follows it, then with less and less."""
+    """Yield the norm with everything that extends it, then ever shorter ones."""
     chain = ((match.output, match.form), *match.shorter)
     tensors = {form.t for _, form in chain}
     tensors |= {algebra.reshaped[value] for value, _ in chain if value in algebra.reshaped}
     for output, form in chain:
         owned, stops = _owned(algebra, output, form.t, tensors, order)
         if not stops:
-            continue  # nothing on the way back is its input: what stands there is known without it
+            continue  # constant: nothing upstream is its input
         x = stops[0] if len(stops) == 1 or form.t not in stops else form.t
         same_type = algebra.canonical.dtype(x) == algebra.canonical.dtype(output)
         yield _Span(output, form, x, owned, same_type)
@@ -168,10 +168,10 @@ def _owned(
     tensors: set[ir.Value],
     order: dict[ir.Node, int],
 ) -> tuple[set[ir.Node], list[ir.Value]]:
-    """Walk back from a norm to its input; return the nodes on the way and the inputs met.
+    """Walk from a norm back to its input; return the nodes on the way and the inputs reached.
 
-    The input is t or a copy of it; where the result has a wider type, the widened t.  The walk
-    stays in the graph whose nodes ``order`` has.
+    The input is t or a copy of it; if the result has a wider type, the widened t. The walk stays in
+    the graph whose nodes are in ``order``.
     """
     canonical = algebra.canonical
     wide = canonical.dtype(output)
@@ -223,7 +223,7 @@ def _is_step(algebra: Algebra, value: ir.Value, tensors: set[ir.Value]) -> bool:
 
 
 def _expressed(coefficient: Coefficient, neutral: float) -> ir.Value | Float64 | None:
-    """Return what the coefficient is in a site: absent, a value of the graph, or an array."""
+    """Return the form of the coefficient in a site: absent, a value of the graph, or an array."""
     if coefficient.runtime:
         return coefficient.runtime[0]
     if bool((coefficient.array == neutral).all()):
@@ -234,7 +234,7 @@ def _expressed(coefficient: Coefficient, neutral: float) -> ir.Value | Float64 |
 def _centred(
     algebra: Algebra, form: AffineForm, nodes: tuple[ir.Node, ...]
 ) -> tuple[ir.Value, ...]:
-    """Return the values that are exactly x - mean(x): two where torch.std has one of its own."""
+    """Return the values that are exactly x - mean(x), two if torch.std computes its own."""
     found: dict[ir.Value, None] = {}
     for node in nodes:
         copies = any(operand in found for operand in node.inputs)
@@ -253,7 +253,7 @@ def _is_centred(algebra: Algebra, form: AffineForm, value: ir.Value) -> bool:
 def _escaping(
     owned: set[ir.Node], nodes: tuple[ir.Node, ...], output: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Return the inner values that would still be needed if the norm were one operator."""
+    """Return the inner values that are still needed if the norm is one operator."""
     inner = [value for node in nodes for value in node.outputs if value is not output]
     return tuple(
         value
@@ -264,7 +264,7 @@ def _escaping(
 
 
 def _dies(node: ir.Node, owned: set[ir.Node]) -> bool:
-    """Whether a node leads nowhere, or only computes shapes that the norm's own nodes ask for."""
+    """Whether a node is dead, or only computes shapes for the norm's own nodes."""
     shape = not facets.reads_elements(row_of(node))
     seen: set[ir.Node] = set()
     waiting = [node]

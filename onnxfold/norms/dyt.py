@@ -1,7 +1,7 @@
 """DyT: tanh(alpha * x) * gamma + beta, per channel, without any statistics.
 
-Source: Zhu et al., "Transformers without Normalization", 2025, equation 1.  The tanh form of
-GELU adds 1 to the tanh and multiplies with a tensor, so it has no constant gamma here.
+Source: Zhu et al., "Transformers without Normalization", 2025, equation 1. The tanh form of GELU
+adds 1 to the tanh and multiplies by a tensor, so its gamma is not constant.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def dyt_sites(view: ModelInfo) -> Iterator[NormSite]:
 
 def _site(algebra: Algebra, tanh: ir.Node) -> NormSite | None:
     if _reader(algebra, tanh.outputs[0], "Mul") is None:
-        return None  # as in GELU: before sizes are looked at, which are followed far back
+        return None  # as in GELU; checked before sizes, which are traced far back
     scale = _producer(algebra, tanh.inputs[0])
     if scale is None or scale.op_type != "Mul" or scale.domain != "":
         return None
@@ -86,7 +86,7 @@ def _producer(algebra: Algebra, value: ir.Value | None) -> ir.Node | None:
 def _next(
     algebra: Algebra, value: ir.Value, op_type: str, x: ir.Value
 ) -> tuple[ir.Node, Coefficient] | None:
-    """Return the one reader of a value, an ``op_type`` with a parameter, and the parameter."""
+    """Return the one reader of a value if it is an ``op_type`` with a parameter, and that."""
     reader = _reader(algebra, value, op_type)
     if reader is None:
         return None
@@ -95,7 +95,7 @@ def _next(
 
 
 def _reader(algebra: Algebra, value: ir.Value, op_type: str) -> Reader | None:
-    """Return the one reader of a value where it is an ``op_type``."""
+    """Return the one reader of a value if it is an ``op_type``."""
     readers = algebra.view.readers(value)
     if len(readers) != 1 or value.is_graph_output() or operator(readers[0].node) != op_type:
         return None

@@ -1,4 +1,4 @@
-"""Which norms read one stream: values that differ by residual additions and by layout alone."""
+"""The stream that each norm reads: values that differ only by residual additions and layout."""
 
 from collections.abc import Iterable
 
@@ -15,9 +15,9 @@ _SUMS = frozenset({"Add", "Sum"})
 def streams(info: ModelInfo, sites: Iterable[NormSite]) -> list[int]:
     """Number the stream that each norm reads, from 0 in the order of their first norms.
 
-    A sum continues the streams of its operands that have its own shape; so does an operator that
-    keeps all elements.  A norm, a linear layer and everything else begin a new one.  This is for
-    pictures: no decision depends on it.
+    A sum continues the streams of its operands of the same shape; so does an operator that keeps
+    all elements. A norm, a linear layer and every other operator start a new one. The numbers are
+    only for display: no decision depends on them.
     """
     parents: dict[ir.Value, ir.Value] = {}
 
@@ -39,7 +39,7 @@ def streams(info: ModelInfo, sites: Iterable[NormSite]) -> list[int]:
 
 
 def _continued(info: ModelInfo, node: ir.Node) -> list[ir.Value]:
-    """Return the operands whose stream goes on in the first output."""
+    """Return the operands whose stream continues in the first output."""
     if node.domain:
         return []
     operands = [value for value in node.inputs if value is not None]

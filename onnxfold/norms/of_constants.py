@@ -10,7 +10,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 
 def refuse_constant(view: ModelInfo, site: NormSite) -> Refusal | None:
-    """Say of a norm of constants that nothing about it is worth a change, or None."""
+    """Refuse a norm of constants, where no change can pay, or return None."""
     if not view.is_constant(site.input):
         return None
     sentence = f"norm '{site.name}' is of constants, and runtimes compute it once"
@@ -18,10 +18,10 @@ def refuse_constant(view: ModelInfo, site: NormSite) -> Refusal | None:
 
 
 def with_equal_constants(view: ModelInfo, site: NormSite) -> NormSite:
-    """Return the norm, refused where it subtracts the mean of constants that are all equal.
+    """Return the norm, refused if it subtracts the mean of constants that are all equal.
 
-    x - mean(x) is 0 then up to the roundings of the mean, which 1 / sqrt(epsilon) multiplies: no
-    bound on roundings tells them from the result.
+    Then x - mean(x) is 0 up to the roundings of the mean, which 1 / sqrt(epsilon) amplifies: no
+    bound on roundings separates them from the result.
     """
     array = view.array(site.input) if site.subtracts_mean and site.refusal is None else None
     if array is None or array.size == 0:

@@ -25,7 +25,7 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def op_site(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """Return the site of a node that is a norm by itself, else None."""
+    """Return the site of a node that is a norm by itself, or None."""
     form = NORM_OPERATORS.get((node.domain, node.op_type))
     if form is None or not node.inputs or node.inputs[0] is None:
         return None
@@ -33,7 +33,7 @@ def op_site(view: ModelInfo, node: ir.Node) -> NormSite | None:
 
 
 def spatial_refusal(label: str) -> Refusal:
-    """Say why a group norm or instance norm over spatial axes is left alone (design, section 2)."""
+    """Refuse a group norm or instance norm over spatial axes."""
     return Refusal(
         RefusalCode.SPATIAL_NORM,
         "the statistics run over spatial axes, so the norm does not see one shift per sample and "
@@ -43,7 +43,7 @@ def spatial_refusal(label: str) -> Refusal:
 
 
 def refuse_overridable(names: Sequence[str]) -> Refusal:
-    """Say that callers may replace initializers, which are graph inputs as well."""
+    """Refuse initializers that are graph inputs as well, because callers may replace them."""
     listed = ", ".join(f"'{name}'" for name in names)
     one = len(names) == 1
     subject = f"initializer {listed} is also a graph input"
@@ -57,7 +57,7 @@ def refuse_overridable(names: Sequence[str]) -> Refusal:
 
 
 def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
-    """Say that the number of normalised elements is not a constant, and which node hides it."""
+    """Refuse a norm of unknown normalized size, and name the node that hides the size."""
     sentence = "the size of a normalised axis is not known"
     maker = _hiding(view, value)
     if maker is not None:
@@ -67,7 +67,7 @@ def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
 
 
 def _hiding(view: ModelInfo, value: ir.Value) -> ir.Node | None:
-    """Return the farthest node before a value that makes a shape unknown, or None."""
+    """Return the farthest upstream node that makes a shape unknown, or None."""
 
     def onward(computed: ir.Value) -> list[ir.Value]:
         return [v for v in operands(computed.producer()) if _may_hide_sizes(view, v)]
@@ -86,7 +86,7 @@ def _is_untold(view: ModelInfo, value: ir.Value) -> bool:
 
 
 def _may_hide_sizes(view: ModelInfo, value: ir.Value) -> bool:
-    """Whether a value has a size that nobody knows, or may hold one that becomes a shape."""
+    """Whether a value has an unknown size, or may contain one that becomes a shape."""
     sizes = view.shape(value) or (None,)
     return not all(map(is_told, sizes)) or value.dtype is ir.DataType.INT64
 
@@ -99,7 +99,7 @@ def _x(node: ir.Node) -> ir.Value:
 
 
 def _unless_all(view: ModelInfo, value: ir.Value | None, neutral: float) -> ir.Value | None:
-    """Return the operand, or None where it is a constant full of the neutral element."""
+    """Return the operand, or None if it is a constant filled with the neutral element."""
     return None if uniform(view, value) == neutral else value
 
 
@@ -109,14 +109,14 @@ def _escaping(node: ir.Node, outputs: tuple[int, ...]) -> tuple[ir.Value, ...]:
 
 
 def _compute_dtype(node: ir.Node) -> ir.DataType:
-    """Return the type of the statistics: stash_type, or that of x where x is wider."""
+    """Return the type of the statistics: stash_type, or the type of x if it is wider."""
     if _x(node).dtype is ir.DataType.DOUBLE:
         return ir.DataType.DOUBLE
     return ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT.value))
 
 
 def _fiber(dims: dict[int, Dim]) -> tuple[Fiber, int]:
-    """Return the fiber of whole axes and its size; no blocks and 0 where a size is unknown."""
+    """Return the fiber of whole axes and its size; no blocks and 0 if a size is unknown."""
     blocks = []
     for axis, dim in dims.items():
         if not isinstance(dim, int) or dim < 1:
@@ -137,7 +137,7 @@ def _trailing(view: ModelInfo, node: ir.Node, first: int) -> dict[int, Dim] | No
 
 
 def _sized_by_scale(view: ModelInfo, dims: dict[int, Dim], scale: ir.Value | None) -> None:
-    """Fill in sizes that only the scale tells: it may be broadcast to x, never the other way."""
+    """Fill in sizes known only from the scale, which may be broadcast to x, never the reverse."""
     shape = view.shape(scale)
     for back, axis in enumerate(reversed(dims), start=1):
         if shape is None or len(shape) < back or isinstance(dims[axis], int):
@@ -149,7 +149,7 @@ def _sized_by_scale(view: ModelInfo, dims: dict[int, Dim], scale: ir.Value | Non
 def _trailing_norm(
     view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float = 1e-5
 ) -> NormSite | None:
-    """Return a norm over axes ``axis``.. of x, with scale and bias; ``epsilon`` is the default."""
+    """Return a norm of x over axes ``axis``.., with scale and bias; ``epsilon`` is the default."""
     dims = _trailing(view, node, node.attributes.get_int("axis", -1))
     if dims is None:
         return None
@@ -165,7 +165,7 @@ def _trailing_norm(
 def _site(
     view: ModelInfo, node: ir.Node, kind: NormKind, normalised: tuple[Fiber, int], epsilon: float
 ) -> NormSite:
-    """Return the site of a norm over a fiber and its size, 0 where that is unknown."""
+    """Return the site of a norm over a fiber and its size, 0 if unknown."""
     fiber, size = normalised
     contrib = node.op_type.startswith("Simplified") or node.domain == "com.microsoft"
     label = node_label(node)
@@ -185,7 +185,7 @@ def _site(
 
 
 def _with_affine(view: ModelInfo, site: NormSite, node: ir.Node) -> NormSite:
-    """Return the site with the scale and the bias of its operator, but for ones and zeros."""
+    """Return the site with the operator's scale and bias, except ones and zeros."""
     return replace(
         site,
         gamma=_unless_all(view, operand(node, 1), 1),
@@ -194,7 +194,7 @@ def _with_affine(view: ModelInfo, site: NormSite, node: ir.Node) -> NormSite:
 
 
 def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, Dim]) -> bool:
-    """Whether scale or bias fits the normalised axes, as far as is known."""
+    """Whether scale or bias fits the normalized axes, as far as known."""
     value, rank = operand(node, index), view.rank(_x(node))
     shape = view.shape(value)
     if value is None or shape is None or rank is None:
@@ -203,7 +203,7 @@ def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, D
         return False
     sizes = list(dims.values())
     split = max(0, len(shape) - len(sizes))
-    # In front of the normalised axes a number that fills the operand may have the sizes of x.
+    # On axes before the normalized ones, an operand filled with one number may have the sizes of x.
     if any(dim != 1 for dim in shape[:split]) and uniform(view, value) is None:
         return False
     pairs = zip(reversed(shape[split:]), reversed(sizes), strict=False)
@@ -269,7 +269,7 @@ def _grouped_fiber(
 def _grouped(
     view: ModelInfo, node: ir.Node, kind: NormKind, groups: int | None, channel: int
 ) -> NormSite | None:
-    """Return a norm over a group of channels and all axes but the first and the channel axis.
+    """Return a norm over a group of channels and all axes except the first and the channel axis.
 
     ``groups`` None means one group per channel.
     """
@@ -289,7 +289,7 @@ def _grouped(
 
 
 def _instance_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """InstanceNormalization-6: each channel of each sample over the axes behind; scale, B [C]."""
+    """InstanceNormalization-6: each channel of each sample over the axes after it; scale, B [C]."""
     return _grouped(view, node, NormKind.INSTANCE_NORM, None, 1)
 
 
@@ -300,7 +300,7 @@ def _group_normalization(view: ModelInfo, node: ir.Node) -> NormSite | None:
 
 
 def _contrib_group_norm(view: ModelInfo, node: ir.Node) -> NormSite | None:
-    """com.microsoft.GroupNorm, channels last by default, where no activation is fused into it."""
+    """com.microsoft.GroupNorm, channels last by default, without a fused activation."""
     if node.attributes.get_int("activation", 0):
         return None
     groups = node.attributes.get_int("groups", 0)

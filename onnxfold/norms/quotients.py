@@ -1,4 +1,4 @@
-"""Norms whose scale can be apart from them: x * s with one number s for each row."""
+"""Norms whose scale can be separated from them: x * s with one number s per row."""
 
 import onnx_ir as ir
 
@@ -10,7 +10,7 @@ _SCALE_ONLY = frozenset({NormKind.RMS_NORM, NormKind.L2_NORM})
 
 
 def cancels(site: NormSite) -> bool:
-    """Whether the norm divides by the root mean square of x, with an epsilon under the root.
+    """Whether the norm divides by the root mean square of x, with epsilon under the root.
 
     RMS_e(s u) = u / sqrt(mean(u^2) + e / s^2) then, exactly.
     """
@@ -18,13 +18,13 @@ def cancels(site: NormSite) -> bool:
 
 
 def may_wait(site: NormSite) -> bool:
-    """Whether the scale of a norm can be apart from it; a LayerNorm's mean goes another way."""
+    """Whether a norm's scale can be separated from it; a LayerNorm's mean is handled elsewhere."""
     kinds = _SCALE_ONLY | {NormKind.LAYER_NORM}
     return site.kind in kinds and refuse_form(site) is None
 
 
 def refuse_form(site: NormSite) -> Refusal | None:
-    """Return why the quotient of a norm cannot be taken apart, None where it can."""
+    """Return why the quotient of a norm cannot be split, or None if it can."""
     if site.refusal is not None:
         return site.refusal
     half = site.input.dtype is ir.DataType.FLOAT16 and not site.subtracts_mean

@@ -15,9 +15,9 @@ _FOUND: WeakKeyDictionary[ModelInfo, tuple[NormSite, ...]] = WeakKeyDictionary()
 
 
 def find_norms(view: ModelInfo) -> tuple[NormSite, ...]:
-    """Return every norm of the main graph and of all bodies, one site each, inputs first.
+    """Return every norm of the main graph and of all bodies, one site each, in topological order.
 
-    They are found once for each version of a model: a view answers for one version only.
+    They are found once for each version of a model: a view belongs to one version.
     """
     if view not in _FOUND:
         _FOUND[view] = _find(view)

@@ -1,4 +1,4 @@
-"""NormSite: what every form of normalization yields; nothing after it knows the form."""
+"""NormSite: the common record of all forms of normalization; later stages do not see the form."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,7 +16,7 @@ AffinePart = ir.Value | Array | None  # gamma or beta
 
 
 class NormKind(StrEnum):
-    """What is computed along the fiber."""
+    """The statistic that is computed along the fiber."""
 
     LAYER_NORM = "layer_norm"
     RMS_NORM = "rms_norm"
@@ -27,7 +27,7 @@ class NormKind(StrEnum):
 
 
 class NormForm(StrEnum):
-    """How the model spells it: one standard operator, several, or a vendor's operator."""
+    """The spelling in the model: one standard operator, several, or a vendor's operator."""
 
     OP = "op"
     DECOMPOSED = "decomposed"
@@ -35,7 +35,7 @@ class NormForm(StrEnum):
 
 
 class EpsilonMode(StrEnum):
-    """Where epsilon stands: sqrt(v + e), sqrt(v) + e, sqrt(max(v, e)), max(sqrt(v), e)."""
+    """The place of epsilon: sqrt(v + e), sqrt(v) + e, sqrt(max(v, e)), max(sqrt(v), e)."""
 
     INSIDE = "inside"
     OUTSIDE = "outside"
@@ -48,17 +48,16 @@ class NormSite:
     """One normalization y = (x - mean(x)) / sqrt(factor * mean square + epsilon) * gamma + beta.
 
     ``input`` is x, ``output`` is y, ``fiber`` (in x's coordinates) the elements over which the
-    statistics run, ``size`` their number. ``nodes`` are all nodes that compute y from x, in
-    topological order; those of them whose values something else reads, and not only norms of the
-    same x, have these values in ``escaping``. gamma and beta are values of the graph, or arrays
-    where the form folds several constants into one; None means absent (or, for an operator, all
-    ones and all zeros). They broadcast with x as in numpy, unless ``affine_axis`` is given: then
-    they are vectors over this axis of x, each element standing for ``affine_repeat`` neighbours.
-    ``centred`` are the values x - mean(x) of a decomposed form. ``rounds_before_affine``: the
-    quotient is rounded to the type of x before gamma. ``moves_by_rounding``: one operator in its
-    place gives results that differ by more than the order of a few operations, as for a variance
-    computed as E[x^2] - E[x]^2. For DyT, y = tanh(factor * x) * gamma + beta. A ``size`` of 0 is
-    unknown; then there is a ``refusal``.
+    statistics are computed, ``size`` their number. ``nodes`` are all nodes that compute y from x,
+    in topological order; ``escaping`` are the values of these nodes that something other than norms
+    of the same x reads. gamma and beta are values of the graph, or arrays where the form folds
+    several constants into one; None means absent (or, for an operator, all ones or all zeros). They
+    broadcast with x as in numpy, unless ``affine_axis`` is set: then they are vectors over this
+    axis of x, with ``affine_repeat`` neighbors per element. ``centred`` are the values x - mean(x)
+    of a decomposed form. ``rounds_before_affine``: the quotient is rounded to the type of x before
+    gamma. ``moves_by_rounding``: replacing the norm by one operator changes results by more than
+    the order of a few operations, as for a variance computed as E[x^2] - E[x]^2. For DyT, y =
+    tanh(factor * x) * gamma + beta. A ``size`` of 0 is unknown; then there is a ``refusal``.
     """
 
     name: str
@@ -85,7 +84,7 @@ class NormSite:
 
     @property
     def subtracts_mean(self) -> bool:
-        """Whether the statistics are those of x - mean(x), so that a shift of x is not seen."""
+        """Whether the statistics are taken of x - mean(x), so that they ignore a shift of x."""
         return self.kind in (NormKind.LAYER_NORM, NormKind.GROUP_NORM, NormKind.INSTANCE_NORM)
 
     @property
@@ -94,7 +93,7 @@ class NormSite:
         return known_producer(self.output)
 
     def within(self, edit: Editor) -> "NormSite":
-        """Return the same norm in the model that is edited."""
+        """Return the same norm in the edited model."""
         value = edit.value
 
         def part(given: ir.Value | Array | None) -> Any:

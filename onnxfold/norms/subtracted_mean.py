@@ -1,6 +1,6 @@
-"""x - mean(x), as Sub and ReduceMean or a call of ours, and the norm that reads it alone.
+"""x - mean(x), as Sub and ReduceMean or a call of ours, read only by a norm.
 
-A LayerNorm does not see the shift: LN(x - mean(x)) = LN(x), one norm of x.
+A LayerNorm ignores the shift: LN(x - mean(x)) = LN(x), one norm of x.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from onnxfold.operators.families.rules import transfer_of
 
 
 def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] | None:
-    """Return the ReduceMean whose result a Sub takes from what it is the mean of, and over what."""
+    """Return the ReduceMean whose result a Sub subtracts from its input, and its fiber."""
     if operator(node) != "Sub":
         return None
     x, mean = node.inputs
@@ -30,7 +30,7 @@ def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] 
 
 
 def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
-    """Return the Cast that a norm reads, where it converts x - mean(x) over the norm's fiber."""
+    """Return the Cast that a norm reads if it converts x - mean(x) over the norm's fiber."""
     cast = producer_of(site.input)
     if cast is None or operator(cast) != "Cast":
         return None
@@ -40,7 +40,7 @@ def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
 
 
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
-    """Return a LayerNorm with the subtraction of its mean in front, if no other reads that."""
+    """Return a LayerNorm extended by the upstream subtraction of its mean, unless shared."""
     node = producer_of(site.input)
     plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
     if node is None or not plain or not _is_read_within(site):
@@ -55,7 +55,7 @@ def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
 
 
 def _subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], Fiber] | None:
-    """Return the nodes of x - mean(x), of which the last gives it, and over what the mean is."""
+    """Return the nodes of x - mean(x), with the result last, and the fiber of the mean."""
     transfer = transfer_of(node)
     if isinstance(transfer, Centring):
         fiber = transfer.fiber(view, node)
@@ -66,6 +66,6 @@ def _subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], F
 
 
 def _is_read_within(site: NormSite) -> bool:
-    """Whether nothing but the norm reads its input."""
+    """Whether the norm is the only reader of its input."""
     inside = all(use.node in site.nodes for use in site.input.uses())
     return inside and not site.input.is_graph_output()

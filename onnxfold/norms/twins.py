@@ -11,10 +11,10 @@ from onnxfold.norms.site import NormSite
 
 
 def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
-    """Yield norms from which nothing escapes that only their twins read, but x - mean(x).
+    """Yield norms without the escaping values that only their twins read, except x - mean(x).
 
-    Were one of them an operator, the others would keep the nodes that they share.  Of x - mean(x)
-    they may be RMSNorms that are folded already: one centring, inserted for all of them.
+    If one of them became an operator, the others would keep the shared nodes. Readers of x -
+    mean(x) may be RMSNorms that are already folded: one centering, inserted for all of them.
     """
     owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
     for site in sites:
@@ -31,7 +31,7 @@ def apart(sites: Sequence[NormSite]) -> Iterator[NormSite]:
 
 
 def _with_casts(site: NormSite) -> set[ir.Value]:
-    """Return the values that are x - mean(x), in any type: rounded to half, and widened again."""
+    """Return the values that are x - mean(x) in any type: rounded to half, and widened again."""
     found = set(site.centred)
     for node in site.nodes:  # in topological order
         if operator(node) == "Cast" and node.inputs[0] in found:
@@ -42,7 +42,7 @@ def _with_casts(site: NormSite) -> set[ir.Value]:
 def _is_read_by_twins(
     value: ir.Value, site: NormSite, owners: Mapping[ir.Node, Sequence[NormSite]]
 ) -> bool:
-    """Whether only norms of the same input and fiber read a value within a norm."""
+    """Whether only norms of the same input and fiber read a value inside a norm."""
     readers = [owners.get(use.node, ()) for use in value.uses()]
     return not value.is_graph_output() and all(
         any(owner.input is site.input and owner.fiber == site.fiber for owner in each)

@@ -1,9 +1,9 @@
-"""Decomposed norms by algebra: what each value is in terms of one tensor and its moments.
+"""Decomposed norms by algebra: each value in terms of one tensor and its moments.
 
-Nothing here changes the graph or matches a template.  ``canonical`` sees through what has no
+This package neither changes the graph nor matches templates. ``canonical`` skips operators without
 effect; ``forms`` are the expressions; ``moments`` and ``operators`` (rules A and B), ``products``,
-``sums`` and ``layout`` (rule C) say what an operator does to them; ``matcher`` applies them to
-every node once.
+``sums`` and ``layout`` (rule C) define the effect of an operator on them; ``matcher`` applies them
+to every node once.
 """
 
 from onnxfold.norms.algebra.canonical import Canonical

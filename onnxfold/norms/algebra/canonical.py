@@ -1,7 +1,7 @@
-"""The graph as if what has no effect were not there: a view, the graph is not changed.
+"""A view of the graph that skips operators without effect; the graph is not changed.
 
-Sees through Identity, Dropout, Casts to the same type, Reshape and Expand to the same shape,
-and multiplication by exactly 1 or addition of exactly 0 (no tolerance).
+Skips Identity, Dropout, Casts to the same type, Reshape and Expand to the same shape, and
+multiplication by exactly 1 or addition of exactly 0 (no tolerance).
 """
 
 import math
@@ -33,14 +33,14 @@ _ARITHMETIC: dict[str, np.ufunc] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
-# What exporters write twice in front of a norm.
+# Operators that exporters write twice upstream of a norm.
 _REPEATED = (Family.CAST, Family.RESHAPE, Family.TRANSPOSE)
-_CHAIN = 6  # Reshapes in a row; tf2onnx puts up to four around a mean
+_CHAIN = 6  # Reshapes in a row; tf2onnx writes up to four around a mean
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 
 
 def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
-    """Return the one number that fills a value of whatever shape, else None."""
+    """Return the number that fills a value of any shape, or None."""
     while value is not None:
         array = view.array(value)
         if array is not None:
@@ -66,9 +66,9 @@ def _repeats(small: SymbolicShape, large: SymbolicShape) -> bool:
 
 
 class Canonical:
-    """Questions about values, answered once and remembered.
+    """Answers to questions about values, each computed once.
 
-    ``assumed_rank`` is that of every value whose rank is not known.
+    ``assumed_rank`` is used for values of unknown rank.
     """
 
     def __init__(self, view: ModelInfo, assumed_rank: int | None = None):
@@ -113,7 +113,7 @@ class Canonical:
         return self._first.setdefault(key, value)
 
     def atom(self, value: ir.Value) -> ir.Value:
-        """Return the value that this one equals exactly, through widening Casts too."""
+        """Return the value that this one equals exactly, also through widening Casts."""
         value = self.root(value)
         if value not in self._atoms:
             node = value.producer()
@@ -127,7 +127,7 @@ class Canonical:
         return self._atoms[value]
 
     def copied(self, value: ir.Value) -> ir.Value | None:
-        """Return the input that the value's node passes on unchanged, else None."""
+        """Return the input that the value's node passes on unchanged, or None."""
         node = value.producer()
         if node is None or node.domain != "" or value is not node.outputs[0] or not node.inputs:
             return None
@@ -150,7 +150,7 @@ class Canonical:
         return first if unchanged else None
 
     def _of_the_same_shape(self, value: ir.Value) -> ir.Value | None:
-        """Return the nearest value with the shape of this one in front of a chain of Reshapes."""
+        """Return the nearest value with this shape upstream of a chain of Reshapes."""
         first: ir.Value | None = value
         for _ in range(_CHAIN):
             node = None if first is None else first.producer()
@@ -185,7 +185,7 @@ class Canonical:
         return tensor is None or tensor.size == 1
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
-        """Return the element type, as declared or as the operator gives it."""
+        """Return the element type, as declared or as the operator determines it."""
         if value is None:
             return None
         if value not in self._dtypes:
@@ -222,11 +222,11 @@ class Canonical:
         return None
 
     def number(self, value: ir.Value | None) -> float | None:
-        """Return a constant scalar, also one computed from static sizes, else None."""
+        """Return a constant scalar, also one computed from static sizes, or None."""
         if value is None:
             return None
         root = self.root(value)
-        # Operands first, each once: what is computed may be deep, and read itself twice a step.
+        # Operands first, each once: a computation may be deep, and read itself twice per step.
         waiting = [root]
         while waiting:
             last = waiting[-1]
@@ -242,7 +242,10 @@ class Canonical:
         return self._numbers[root]
 
     def _scalar_operands(self, value: ir.Value) -> list[ir.Value | None]:
-        """Return what the number of a value is computed from; empty where it is not computed."""
+        """Return the values from which the number of a value is computed.
+
+        Empty if it is not computed.
+        """
         node = value.producer()
         if node is None or node.domain != "" or self._stored_number(value) is not None:
             return []
@@ -285,9 +288,10 @@ class Canonical:
         return float(np.asarray(number).astype(dtype.numpy()))
 
     def uniform(self, value: ir.Value | None, depth: int = 2) -> float | None:
-        """Return the one number that fills a value of whatever shape, else None.
+        """Return the number that fills a value of any shape, or None.
 
-        Beyond what :func:`uniform` sees: sums of two such values, and sums over known axes.
+        In addition to :func:`uniform`, this handles sums of two such values, and sums over known
+        axes.
         """
         found = uniform(self.view, value)
         node = None if value is None or found is not None else value.producer()
@@ -308,9 +312,9 @@ class Canonical:
         return part * count if exact and float(np.float32(part * count)) == part * count else None
 
     def computed_number(self, value: ir.Value) -> float | None:
-        """Return the one number that fills a value computed from a shape, else None.
+        """Return the number that fills a value computed from a shape, or None.
 
-        Not of constants: a weight may be filled by one number only once it has been edited.
+        Constants are excluded: a weight may be uniform only because it was edited.
         """
         if value.producer() is None or self.view.array(value) is not None:
             return None
@@ -319,11 +323,11 @@ class Canonical:
     def coefficient(
         self, value: ir.Value | None, t: ir.Value, *, repeated: bool = False
     ) -> Coefficient | None:
-        """Return a factor or term that may stand beside t, whatever axes it varies along.
+        """Return a factor or term that may be combined with t, whatever axes it varies along.
 
-        A value that is computed at run time counts only if its rank is below that of t: one of
-        full rank is another tensor of the stream, a residual or a gate, not a parameter.  With
-        ``repeated``, one of full rank that is repeated along some axis of t counts too.
+        A value computed at run time must have a lower rank than t: one of full rank is another
+        tensor of the stream, a residual or a gate, not a parameter. With ``repeated``, one of full
+        rank that broadcasts along some axis of t is accepted too.
         """
         if value is None:
             return None
@@ -356,7 +360,7 @@ class Canonical:
         return Coefficient(np.ones(()), (value,), value)
 
     def _laid_out(self, value: ir.Value) -> Array | None:
-        """Return a constant that is given a shape computed from known sizes."""
+        """Return a constant whose shape is computed from known sizes."""
         node, dims = value.producer(), self.dims(value)
         if node is None or node.op_type != "Reshape" or node.domain != "" or dims is None:
             return None
@@ -367,7 +371,7 @@ class Canonical:
         return array.reshape(sizes)
 
     def _unexpanded(self, value: ir.Value, t: ir.Value) -> ir.Value:
-        """Return what an Expand to at most the shape of t repeats."""
+        """Return the input of an Expand to at most the shape of t."""
         node = value.producer()
         if node is None or node.op_type != "Expand" or node.domain != "":
             return value

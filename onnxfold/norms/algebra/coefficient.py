@@ -1,4 +1,4 @@
-"""Coefficients of an affine form: a constant array times values that are not known."""
+"""Coefficients of an affine form: a constant array times unknown values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Float64
 
-# 1/n is rounded to float32 before it meets n, so n * (1/n) is 1 only up to this.
+# 1/n is rounded to float32 before it is multiplied by n, so n * (1/n) is 1 only up to this.
 _UNIT_TOLERANCE = 1e-6
 
 
@@ -17,7 +17,7 @@ _UNIT_TOLERANCE = 1e-6
 class Coefficient:
     """``array`` (float64, broadcasts as in numpy) times the product of ``runtime`` values.
 
-    ``source`` is the graph's value that the coefficient equals exactly, where there is one.
+    ``source`` is a value of the graph that equals the coefficient exactly, if there is one.
     """
 
     array: Float64
@@ -30,7 +30,7 @@ class Coefficient:
         return Coefficient(np.asarray(number, dtype=np.float64))
 
     def snapped(self) -> Coefficient:
-        """Return a scalar that is n * (1/n) up to the rounding of 1/n as exactly 1, or -1."""
+        """Return a scalar equal to n * (1/n) up to the rounding of 1/n as exactly 1, or -1."""
         number = self.number
         if number is not None and abs(abs(number) - 1.0) <= _UNIT_TOLERANCE:
             return ONE if number > 0 else MINUS_ONE
@@ -38,17 +38,17 @@ class Coefficient:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the coefficient vanishes."""
+        """Whether the coefficient is zero."""
         return not self.array.any()
 
     @property
     def number(self) -> float | None:
-        """The value of a constant scalar, else None."""
+        """The value of a constant scalar, or None."""
         return float(self.array.reshape(())) if not self.runtime and self.array.size == 1 else None
 
     @property
     def expressible(self) -> bool:
-        """Whether one constant or one value of the graph says it all."""
+        """Whether the coefficient is a single constant or a single value of the graph."""
         return not self.runtime or (len(self.runtime) == 1 and bool((self.array == 1).all()))
 
     def times(self, other: Coefficient) -> Coefficient:
@@ -65,7 +65,7 @@ class Coefficient:
         return Coefficient(self.array * other.array, runtime)
 
     def plus(self, other: Coefficient) -> Coefficient | None:
-        """Return the sum, or None where it is not one product."""
+        """Return the sum, or None if it is not one product."""
         if other.is_zero:
             return self
         if self.is_zero:
@@ -77,7 +77,7 @@ class Coefficient:
         return Coefficient(self.array + other.array, self.runtime)
 
     def inverse(self) -> Coefficient | None:
-        """Return 1 / self, or None where it is not constant or not finite."""
+        """Return 1 / self, or None if it is not constant or not finite."""
         if self.runtime or not self.array.all():
             return None
         return Coefficient(1.0 / self.array)

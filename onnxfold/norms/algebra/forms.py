@@ -20,7 +20,7 @@ from onnxfold.norms.site import EpsilonMode
 
 
 class Statistic(Enum):
-    """Which second moment: mean(t^2), mean((t - mean(t))^2), or mean(t)^2."""
+    """Kinds of second moment: mean(t^2), mean((t - mean(t))^2), or mean(t)^2."""
 
     MEAN_SQUARE = auto()
     VARIANCE = auto()
@@ -29,11 +29,11 @@ class Statistic(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MomentAxes:
-    """The elements that a moment runs over, in the coordinates of t.
+    """The elements over which a moment is taken, in the coordinates of t.
 
-    ``axes`` are ascending and without axes of size 1; ``fiber`` is None where a size is not
-    known; ``groups`` counts the blocks of the channel axis of a group norm whose sizes are not
-    known.  ``channel`` is the axis of the affine part where an operator fixes it.
+    ``axes`` are ascending and without axes of size 1; ``fiber`` is None if a size is unknown;
+    ``groups`` counts the blocks of a group norm's channel axis if its sizes are unknown.
+    ``channel`` is the axis of the affine part if an operator fixes it.
     """
 
     axes: tuple[int, ...]
@@ -43,7 +43,7 @@ class MomentAxes:
 
     @property
     def size(self) -> int:
-        """The number of elements, 0 where it is not known."""
+        """The number of elements, 0 if unknown."""
         return self.fiber.size if self.fiber is not None else 0
 
 
@@ -56,7 +56,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """A second moment before the square root; ``mode`` is None until there is an epsilon."""
+    """Second moment before the square root; ``mode`` is None until epsilon is added."""
 
     t: ir.Value
     over: MomentAxes
@@ -70,7 +70,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Denominator:
-    """What a norm divides by; ``one_pass`` if the variance was computed as E[x^2] - E[x]^2."""
+    """The divisor of a norm; ``one_pass`` if the variance was computed as E[x^2] - E[x]^2."""
 
     t: ir.Value
     over: MomentAxes
@@ -98,17 +98,17 @@ class Root:
 
     @property
     def over(self) -> MomentAxes:
-        """What the moment runs over."""
+        """The elements over which the moment is taken."""
         return self.denominator.over
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AffineForm:
-    """``(a * t + m * mean(t)) / denominator + c``; ``over`` is None while there is no moment.
+    """``(a * t + m * mean(t)) / denominator + c``; ``over`` is None if it contains no moment.
 
-    ``dropped`` is only for a bare mean.  ``narrowed``: rounded to a smaller type on the way;
-    ``rounds_before_affine``: so rounded before gamma; ``cancels``: differences were taken late;
-    ``mixed``: gamma came with the denominator and varies along other axes than the fiber, as in a
+    ``dropped`` is only for a bare mean. ``narrowed``: rounded to a smaller type on the way;
+    ``rounds_before_affine``: rounded so before gamma; ``cancels``: differences were taken late;
+    ``mixed``: gamma came with the denominator and varies along axes outside the fiber, as in a
     group norm before its Reshape back.
     """
 
@@ -126,12 +126,12 @@ class AffineForm:
 
     @property
     def complete(self) -> bool:
-        """Whether this is a norm of t: centred over a variance, or bare over a mean square."""
+        """Whether this is a norm of t: centered over a variance, or bare over a mean square."""
         return not self.mixed and self.normalises
 
     @property
     def normalises(self) -> bool:
-        """Whether this would be a norm of t, did its coefficients vary along the right axes."""
+        """Whether this would be a norm of t if its coefficients varied along the right axes."""
         if self.denominator is None or self.dropped is not None:
             return False
         if not (self.a.expressible and self.c.expressible):
@@ -142,7 +142,7 @@ class AffineForm:
 
     @property
     def centred(self) -> float | None:
-        """The scalar k of k * (t - mean(t)), else None."""
+        """The scalar k of k * (t - mean(t)), or None."""
         k = self.a.number
         bare = self.denominator is None and self.c.is_zero and self.dropped is None
         return k if k and bare and self.a.opposes(self.m) else None

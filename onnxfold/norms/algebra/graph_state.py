@@ -1,4 +1,4 @@
-"""What is known about the values of one graph while its nodes are visited in order."""
+"""Facts about the values of one graph, collected in topological order."""
 
 import onnx_ir as ir
 
@@ -12,10 +12,10 @@ from onnxfold.shapes.named_sizes import SymbolicShape, fits
 
 
 class Algebra:
-    """The forms of values; a value without one is just a tensor.
+    """The forms of values; a value without a form is just a tensor.
 
     ``extends`` leads from a norm to the shorter norm that it extends, ``reshaped`` from a norm of x
-    to the Reshape of x that it was computed on, ``conditions`` from a Where to what decides it.
+    to the Reshape of x that it was computed on, ``conditions`` from a Where to its condition.
     """
 
     def __init__(self, canonical: Canonical):
@@ -35,7 +35,7 @@ class Algebra:
         return None if value is None else self.forms.get(self.canonical.root(value))
 
     def atom(self, value: ir.Value) -> ir.Value:
-        """Return the tensor that a value is, seen through copies and exact Casts."""
+        """Return the tensor that a value equals, seen through copies and exact Casts."""
         return self.canonical.atom(value)
 
     def dims(self, value: ir.Value | None) -> SymbolicShape | None:
@@ -43,7 +43,7 @@ class Algebra:
         return self.canonical.dims(value)
 
     def over(self, value: ir.Value, axes: tuple[int, ...]) -> MomentAxes | None:
-        """Return the elements that a reduction of ``axes`` runs over; None if only single ones."""
+        """Return the elements over which ``axes`` are reduced; None if all axes have size 1."""
         dims = self.dims(value)
         if dims is None:
             return None
@@ -64,7 +64,7 @@ class Algebra:
         return Square(root if root in self.forms else self.atom(root))
 
     def number_beside(self, value: ir.Value | None, other: ir.Value | None) -> float | None:
-        """Return a constant scalar that leaves the shape of ``other`` as it is."""
+        """Return a constant scalar that does not change the shape of ``other``."""
         if value is None or other is None:
             return None
         number = self.canonical.number(value)
@@ -86,9 +86,9 @@ class Algebra:
         return frozenset(offset + axis for axis, dim in enumerate(shape) if dim != 1)
 
     def single(self, value: ir.Value) -> bool:
-        """Whether one node alone reads the value, copies on the way included.
+        """Whether exactly one node reads the value, including reads through copies.
 
-        Who only asks for the shape does not count.
+        A reader of the shape alone does not count.
         """
         while True:
             readers = {r.node for r in self.view.readers(value) if not _reads_shape(r.node)}
@@ -100,7 +100,7 @@ class Algebra:
             value = source
 
     def complete(self, value: ir.Value) -> AffineForm | None:
-        """Return the form of a value that is a norm, else None."""
+        """Return the form of a value that is a norm, or None."""
         form = self.form(value)
         return form if isinstance(form, AffineForm) and form.complete else None
 

@@ -1,4 +1,4 @@
-"""Guards of the closure: what may stand beside a tensor, and how far a norm may extend."""
+"""Guards of the closure: operands allowed with a tensor, and limits to extending a norm."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ from onnxfold.operators.table import row_of
 
 
 def beside(dropped: tuple[int, ...] | None) -> bool:
-    """Whether a statistic broadcasts against t: axes in front may be missing."""
+    """Whether a statistic broadcasts against t; leading axes may be missing."""
     return dropped is None or dropped == tuple(range(len(dropped)))
 
 
 def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> AffineForm | None:
-    """Return a value as an affine form of t, also a constant multiple of t itself."""
+    """Return a value as an affine form of t, including a constant multiple of t itself."""
     form = algebra.form(value)
     if isinstance(form, AffineForm) and form.t is t:
         return form
@@ -42,10 +42,10 @@ def reading(algebra: Algebra, value: ir.Value, t: ir.Value, depth: int = 2) -> A
 
 
 def extend(algebra: Algebra, node: ir.Node, value: ir.Value) -> bool:
-    """Note that a node extends a complete norm; no where something else reads the norm.
+    """Record that a node extends a complete norm, unless another node reads the norm.
 
-    Unless the norm is several that differ in gamma or beta alone, and that tools have merged up to
-    there: each of its readers extends it.
+    The exception are norms that differ only in gamma or beta and that tools have merged up to
+    there: each reader extends it.
     """
     if not (algebra.single(value) or _is_merged(algebra, value)):
         return False
@@ -54,7 +54,7 @@ def extend(algebra: Algebra, node: ir.Node, value: ir.Value) -> bool:
 
 
 def _is_merged(algebra: Algebra, value: ir.Value) -> bool:
-    """Whether all that reads a complete norm multiplies it by a vector, or adds one."""
+    """Whether each reader of a complete norm multiplies it by a vector, or adds one."""
     root = algebra.canonical.root(value)
     form = algebra.complete(root)
     if form is None or form.over is None or root.is_graph_output():
@@ -64,7 +64,7 @@ def _is_merged(algebra: Algebra, value: ir.Value) -> bool:
 
 
 def _applies_vector(algebra: Algebra, node: ir.Node, index: int, form: AffineForm) -> bool:
-    """Whether a node applies a gamma, or a beta where there is none yet, along the norm's axes."""
+    """Whether a node applies a gamma, or a first beta, along the norm's axes."""
     if operator(node) not in ("Add", "Mul") or form.over is None or not form.c.is_zero:
         return False
     other = node.inputs[1 - index]
@@ -74,7 +74,7 @@ def _applies_vector(algebra: Algebra, node: ir.Node, index: int, form: AffineFor
 
 
 def channel_axis(algebra: Algebra, t: ir.Value, over: MomentAxes) -> int | None:
-    """Return the one axis, beside the first, that a group or instance norm does not mix."""
+    """Return the one axis other than the first that a group or instance norm does not reduce."""
     if over.channel is not None:
         return over.channel
     dims = algebra.dims(t)
@@ -92,10 +92,10 @@ def along(algebra: Algebra, factor: Coefficient, t: ir.Value, over: MomentAxes) 
 
 
 def legal(algebra: Algebra, form: AffineForm) -> bool:
-    """Whether all coefficients together stay along the fiber, or all along the channels.
+    """Whether all coefficients vary only along the fiber, or only along the channels.
 
-    A factor computed at run time that came with the root, and a term beside the mean times it, may
-    vary along any axis: no shorter norm stands in the graph that they could be left outside of.
+    A factor computed at run time that came with the root, and a term added to the mean times it,
+    may vary along any axis: no shorter norm of the graph leaves them out.
     """
     if form.over is None:
         return True

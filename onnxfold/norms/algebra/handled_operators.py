@@ -1,4 +1,4 @@
-"""Operators that are half a norm: their forms join the algebra of what stands around them."""
+"""Operators that are half a norm: their forms combine with the neighboring operators'."""
 
 from dataclasses import replace
 
@@ -11,11 +11,11 @@ from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.moments import as_moment
 from onnxfold.norms.site import EpsilonMode
 
-_EPSILON = float(np.float32(1e-5))  # the default of every operator here: attributes are float32
+_EPSILON = float(np.float32(1e-5))  # default of every operator here; attributes are float32
 
 
 def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
-    """InstanceNormalization with scale 1 and bias 0: a norm over axes 2 and on."""
+    """InstanceNormalization with scale 1 and bias 0: a norm over axes 2 and up."""
     x, scale, bias = node.inputs[:3]
     dims = algebra.dims(x)
     if x is None or dims is None or len(dims) < 3:
@@ -30,10 +30,10 @@ def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
-    """RMS norm of a centred tensor that nothing else reads: a layer norm, epsilon and all.
+    """An RMS norm of a centered tensor without other readers: a layer norm with its epsilon.
 
-    Where other nodes read the centred tensor too, it is a stream of its own, which happens to
-    have mean zero, and the operator stays the RMS norm that it is.
+    If other nodes read the centered tensor too, it is a stream of its own that happens to have mean
+    zero, and the operator stays an RMS norm.
     """
     d = node.inputs[0]
     form = algebra.form(d)

@@ -1,4 +1,4 @@
-"""Every node of a graph is looked at once, in order; the complete forms are the norms."""
+"""Visit every node of a graph once, in order; the complete forms are the norms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from onnxfold.operators.table import row_of
 
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 
-# What each does to a form: the recogniser's own grammar.
+# The effect of each on a form: the grammar of recognition.
 _RULES: dict[str, _Rule] = {
     "Add": summed_forms.add,
     "BatchNormalization": handled_operators.batch_normalization,
@@ -52,8 +52,8 @@ _RULES: dict[str, _Rule] = {
 }
 
 
-# A norm divides by a moment.  All other rules ask for the form of an operand, or make a square of
-# it, which is no moment before it is reduced: a graph without one of these has no norm in parts.
+# A norm divides by a moment. All other rules need the form of an operand, or form a square, which
+# is not a moment until it is reduced: a graph without one of these has no decomposed norm.
 _FIRST = frozenset(
     """GlobalAveragePool InstanceNormalization ReduceL2 ReduceMean ReduceSum
     ReduceSumSquare""".split()

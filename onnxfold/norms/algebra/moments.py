@@ -1,7 +1,7 @@
-"""Rules A and B: what reductions, roots, epsilons and clamps make of a tensor.
+"""Rules A and B: the effect of reductions, roots, epsilons and clamps on a tensor.
 
-Every rule takes the algebra and a node and returns the form of the node's first output, or None
-where the output is just another tensor.
+Each rule maps the algebra and a node to the form of the node's first output, or None if the output
+is just another tensor.
 """
 
 import math
@@ -25,8 +25,8 @@ from onnxfold.norms.algebra.forms import (
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.site import EpsilonMode
 
-_FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and maybe squared
-_UNBOUNDED = 3.38e38  # as good as infinity: the largest numbers of float32 and bfloat16
+_FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and may be squared
+_UNBOUNDED = 3.38e38  # practically infinite: the largest numbers of float32 and bfloat16
 
 
 def _reduction(algebra: Algebra, node: ir.Node) -> tuple[ir.Value, tuple[int, ...], bool] | None:
@@ -51,7 +51,7 @@ def _over(
         return None
     x, axes, kept = reduction
     if algebra.canonical.computed_number(x) is not None:
-        return None  # of ones, it counts
+        return None  # sizes of 1 count too
     over = algebra.over(x, axes)
     return None if over is None else (x, over, None if kept else axes)
 
@@ -81,7 +81,7 @@ def reduce_l2(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def global_average(algebra: Algebra, node: ir.Node) -> Form | None:
-    """GlobalAveragePool: the mean over axes 2 and on, kept."""
+    """GlobalAveragePool: the mean over axes 2 and up, kept."""
     x = node.inputs[0]
     dims = algebra.dims(x)
     if x is None or dims is None or len(dims) < 3:
@@ -102,7 +102,7 @@ def _mean(
 def _second(
     algebra: Algebra, v: ir.Value, over: MomentAxes, dropped: tuple[int, ...] | None, factor: float
 ) -> Moment:
-    """Return factor * mean(v^2), as a variance where v is a centred tensor."""
+    """Return factor * mean(v^2), as a variance if v is a centered tensor."""
     form = algebra.form(v)
     if isinstance(form, AffineForm) and form.over == over and form.centred is not None:
         scale = factor * form.centred**2
@@ -235,7 +235,7 @@ def rescaled(denominator: Denominator, number: float) -> Denominator:
 
 
 def scaled_statistic(algebra: Algebra, value: ir.Value | None, number: float) -> Form | None:
-    """Return number * value, where that is a root or a second moment."""
+    """Return number * value if it is a root or a second moment."""
     form = algebra.form(value)
     if isinstance(form, Root):
         return scaled_root(form, number)
@@ -266,7 +266,7 @@ def maximum(algebra: Algebra, node: ir.Node) -> Form | None:
 def minimum(algebra: Algebra, node: ir.Node) -> Form | None:
     """Min of a reciprocal root and a constant: the maximum of the root and its reciprocal.
 
-    Of a statistic and a constant that no number exceeds: the statistic.
+    For a statistic and a constant that no number exceeds it returns the statistic.
     """
     if len(node.inputs) != 2:
         return None

@@ -1,8 +1,8 @@
 """Rule C, products: squares, a numerator over a root, gamma, signs and Casts.
 
-A form that is a complete norm is extended by gamma and beta only as far as nothing but the next
-node reads it, gamma and beta vary only along the normalised axes (or, for group and instance
-norms, along the channel axis), and each of them is one value or one constant.
+A complete norm is extended by gamma and beta only if the next node is its only reader, gamma and
+beta vary only along the normalized axes (or, for group and instance norms, along the channel axis),
+and each of them is one value or one constant.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from onnxfold.norms.algebra.forms import AffineForm, Form, Root, Square, Statist
 from onnxfold.norms.algebra.graph_state import Algebra
 from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
 
-_ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is that near
+_ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is this close
 
 
 def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -84,7 +84,7 @@ def reciprocal(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def cast(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Cast between float types; one that rounds is remembered."""
+    """Cast between float types; a rounding one is recorded."""
     value = node.inputs[0]
     form = algebra.form(value)
     if value is None or form is None:
@@ -97,7 +97,7 @@ def cast(algebra: Algebra, node: ir.Node) -> Form | None:
         if isinstance(form, Square) or not narrowing:
             return None if narrowing else form
         lossy = is_narrowing(canonical.dtype(form.t), canonical.dtype(node.outputs[0]))
-        return form if lossy is False else None  # computed in a wider type than x, and back
+        return form if lossy is False else None  # computed in a wider type than x, then cast back
     if form.complete and not extend(algebra, node, value):
         return None
     rough = form.cancels or (narrowing and not form.complete)

@@ -17,7 +17,7 @@ from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 
 
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Reshape and its kin: a reduced axis comes back or goes, or a norm returns to its layout."""
+    """Reshape and the like: a reduced axis returns or vanishes, or a norm returns to its layout."""
     value = node.inputs[0]
     form = algebra.form(value)
     if value is None or not isinstance(form, Moment | Root | AffineForm):
@@ -46,7 +46,7 @@ def _kept(
     shape: SymbolicShape,
     whole: SymbolicShape,
 ) -> Form | None:
-    """Repeat a statistic up to the shape of t, or drop the axes that it was reduced over."""
+    """Repeat a statistic up to the shape of t, or drop the axes over which it was reduced."""
     if node.op_type == "Expand":
         return form if len(shape) == len(whole) and fits(shape, whole) else None
     single = tuple(axis for axis, dim in enumerate(whole) if dim == 1)
@@ -88,7 +88,7 @@ def _returned(
 
 
 def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
-    """Whether a Reshape of x serves the norm alone; where a residual reads it too, it is the x."""
+    """Whether a Reshape of x serves only the norm; if a residual reads it too, it is the x."""
     if t.is_graph_output():
         return False
     for reader in algebra.view.readers(t):

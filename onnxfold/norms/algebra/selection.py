@@ -1,4 +1,4 @@
-"""Where: with a condition that is decided, or that only singles out rows without spread."""
+"""Where, with a known condition or one that only singles out constant rows."""
 
 import onnx_ir as ir
 
@@ -31,7 +31,7 @@ def where(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
-    """Return what an Equal of two values says that are each one known number."""
+    """Return the result of an Equal of two values that are each one known number."""
     node = computed_by(condition, "Equal")
     if node is None:
         return None
@@ -40,7 +40,7 @@ def _decided(algebra: Algebra, condition: ir.Value | None) -> bool | None:
 
 
 def _guarded(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Where(min(x) = max(x) [and ..], 0, x - mean(x)) is x - mean(x): it is zero in such rows."""
+    """Read Where(min(x) = max(x) [and ..], 0, x - mean(x)) as x - mean(x), zero in such rows."""
     condition, zero, centred = node.inputs
     form = algebra.form(centred)
     if condition is None or not isinstance(form, AffineForm) or form.centred is None:
@@ -69,7 +69,7 @@ def _constant_rows(algebra: Algebra, condition: ir.Value, form: AffineForm) -> b
 
 
 def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
-    """Whether the node compares the least and the largest element of the row."""
+    """Whether the node compares the smallest and the largest element of the row."""
     found = set()
     for operand in node.inputs:
         extreme = computed_by(operand, "ReduceMin") or computed_by(operand, "ReduceMax")
@@ -89,7 +89,7 @@ def _equal_extremes(algebra: Algebra, node: ir.Node, form: AffineForm) -> bool:
 def _condition_nodes(
     algebra: Algebra, condition: ir.Value, t: ir.Value
 ) -> frozenset[ir.Node] | None:
-    """Return the nodes of a condition that is computed from t alone."""
+    """Return the nodes of a condition that is computed only from t."""
     nodes: set[ir.Node] = set()
     waiting = [condition]
     while waiting:

@@ -100,7 +100,7 @@ def _affine_sum(
 
 
 def _constant(p: AffineForm, q: AffineForm) -> bool:
-    """Whether the one without a denominator has only a constant term."""
+    """Whether the operand without a denominator has only a constant term."""
     bare = [form for form in (p, q) if form.denominator is None]
     return len(bare) == 1 and bare[0].a.is_zero and bare[0].m.is_zero
 
@@ -112,7 +112,7 @@ def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficie
         return False
     if algebra.varying(term, form.t) is None:
         return False
-    if form.a.is_zero and term.runtime:  # beside the mean alone: no norm that could end here
+    if form.a.is_zero and term.runtime:  # added to the mean alone, where no norm can end
         return True
     if not form.mixed and not along(algebra, term, form.t, form.over):
         return False
@@ -122,7 +122,7 @@ def _may_shift(algebra: Algebra, node: ir.Node, value: ir.Value, term: Coefficie
 def _shifted(
     algebra: Algebra, form: AffineForm, term: Coefficient, sign: Coefficient | None
 ) -> AffineForm | None:
-    """Return form + sign * term, or term - form where ``sign`` is None."""
+    """Return form + sign * term, or term - form if ``sign`` is None."""
     mine, theirs = (ONE, sign) if sign is not None else (MINUS_ONE, ONE)
     c = form.c.times(mine).plus(term.times(theirs))
     if c is None:
