@@ -1,4 +1,4 @@
-"""Shape inference: the types and shapes that a model leaves out."""
+"""Shape inference: the types and shapes that a model omits."""
 
 import onnx_ir as ir
 
@@ -10,9 +10,9 @@ __all__ = ["fill_shapes", "fill_types", "infer", "strip_types"]
 
 
 def infer(model: ir.Model) -> ModelInfo:
-    """Fill in the types and shapes that can be known, in place, and return the facts of the model.
+    """Fill in the types and shapes that can be known, in place; return the facts of the model.
 
-    Raises ModelError for sizes that nothing can hold.
+    Raises ModelError for sizes that no memory can hold.
     """
     better = fill_types(model)
     info = ModelInfo(model)

@@ -1,7 +1,7 @@
-"""Shapes of what If, Loop and Scan compute, from those that their bodies give, and of loop states.
+"""Shapes of the results of If, Loop and Scan, derived from their bodies, and of loop states.
 
-A state begins as what the loop is given.  Where it has that rank and some of those sizes at the
-start of a step, and the body then gives it the same ones, it has them at every step.
+A state starts as the loop's operand. If, given its rank and some of its sizes at the start of a
+step, the body returns the same ones, they hold at every step.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ from onnxfold.graph.model_info import ModelInfo
 from onnxfold.graph.traversal import bodies, declared_shape, graph_values
 from onnxfold.shapes.named_sizes import own_names
 
-_WITHOUT_A_BATCH_AXIS = 9  # the first opset of such a Scan
-_CONTROLS = 2  # how often a Loop runs, and whether: its first operands
+_WITHOUT_A_BATCH_AXIS = 9  # the first opset of this Scan
+_CONTROLS = 2  # trip count and condition of a Loop: its first operands
 
 
 def body_results(node: ir.Node, opset: int) -> list[tuple[ir.Value, Shape]]:
-    """Return the shapes that can be known of a node's results; symbols of bodies stay there."""
+    """Return the known shapes of a node's results, without symbols of bodies."""
     rule = None if node.domain else _RULES.get(node.op_type)
     found = [] if rule is None else rule(node, opset)
     shapes = zip(node.outputs, found, strict=False)
@@ -32,7 +32,7 @@ def _of_if(node: ir.Node, _: int) -> list[Shape | None]:
 
 
 def _of_loop(node: ir.Node, _: int) -> list[Shape | None]:
-    """A state is what it was at first, or what the body gave last."""
+    """A state is its initial value, or what the body returned last."""
     given = [_shape(value) for value in _only_body(node).outputs[1:]]
     initial = [_shape(value) for value in node.inputs[_CONTROLS:]]
     states = [either(pair) for pair in zip(initial, given, strict=False)]
@@ -66,7 +66,7 @@ def _only_body(node: ir.Node) -> ir.Graph:
 
 
 def either(shapes: Iterable[Shape | None]) -> Shape | None:
-    """Return the numbers that shapes have in common."""
+    """Return the sizes in which shapes agree."""
     known = [shape for shape in shapes if shape is not None]
     ranks = {None if shape is None else len(shape) for shape in shapes}
     if len(ranks) != 1 or not known:
@@ -78,7 +78,7 @@ def either(shapes: Iterable[Shape | None]) -> Shape | None:
 
 
 def _stacked(shape: Shape | None, axis: int) -> Shape | None:
-    """Return the shape of the results of many runs, one behind another along a new axis."""
+    """Return the shape of the results of many runs, stacked along a new axis."""
     numbers = either([shape])
     if numbers is None:
         return None
@@ -86,13 +86,13 @@ def _stacked(shape: Shape | None, axis: int) -> Shape | None:
     return (*numbers[:place], None, *numbers[place:])
 
 
-# Of Loop: how often it runs, and whether, before the states; and whether it goes on.
+# Of Loop: trip count and condition come before the states; the body returns a condition too.
 _LOOP_INPUTS, _LOOP_OUTPUTS = 2, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """A state as its loop is given it, as a step reads it, and as a step gives it."""
+    """A state as the loop's operand, as the body's input, and as the body's output."""
 
     initial: ir.Value
     read: ir.Value
@@ -100,7 +100,7 @@ class _State:
 
 
 def fill_body(view: ModelInfo, node: ir.Node, fill: Callable[[], None]) -> None:
-    """Let ``fill`` find the shapes in the bodies of a node, with those of a loop's states."""
+    """Infer the shapes in the bodies of a node with ``fill``, after those for a loop's states."""
     inside = [graph for _, _, body in bodies(node) for graph in (body, *body.subgraphs())]
     untold = [value for graph in inside for value in graph_values(graph) if value.shape is None]
     states = [state for state in _states(view, node) if declared_shape(state.read) is None]

@@ -1,8 +1,8 @@
 """Shapes that a model declares of its own results: contradicted, confirmed, or only claimed.
 
-Nothing makes ``value_info`` true.  So shapes are inferred once without it, from the inputs alone.
-What contradicts that is refused, or cleared where it is said of an output, which runtimes take with
-a warning; what goes further is believed.  The report names both.
+Declarations in ``value_info`` may be wrong. Shapes are therefore inferred once without them, from
+the inputs alone. A contradiction is refused, or cleared if it concerns an output, where runtimes
+only warn; a claim that goes beyond inference is believed. Both appear in the report.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from onnxfold.shapes.row_wise import assume_rows
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shape that a model declares of a value, and what inference knows of it: less."""
+    """A shape that a model declares of a value, and the poorer one that inference finds."""
 
     value: str
     claimed: Shape
@@ -44,21 +44,22 @@ class Claim:
 
     @property
     def weight(self) -> tuple[bool, int]:
-        """How much is believed: a rank, or else how many numbers."""
+        """Return how much is believed: a rank, otherwise how many numbers."""
         known = sum(isinstance(dim, int) for dim in self.inferred or ())
         return self.inferred is None, sum(isinstance(d, int) for d in self.claimed) - known
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as a dictionary; a size that is unknown is null."""
+        """Return the same as a dictionary; an unknown size is null."""
         inferred = None if self.inferred is None else list(self.inferred)
         return {"value": self.value, "claimed": list(self.claimed), "inferred": inferred}
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A copy of a model with the types and shapes that can be known, and what it only claims.
+    """A copy of a model with the types and shapes that can be known, and the model's claims.
 
-    ``claims`` are what is believed, the worst first, behind what is untrue of an output.
+    ``claims`` are the unverified shapes, the most informative first, after the false ones of
+    outputs.
     """
 
     model: ir.Model
@@ -66,11 +67,11 @@ class Checked:
 
 
 def check_claims(model: ir.Model) -> Checked:
-    """Infer types and shapes from the inputs alone, and set them beside those that are declared.
+    """Infer types and shapes from the inputs alone, and compare them with the declared ones.
 
-    Claims are shapes in which the model has a rank, or a number, by itself; what it says of a
-    constant is not asked, for that has a shape.  Of an output, a shape that contradicts what
-    inference finds is cleared; of any other value it raises ModelError, naming the value.
+    A claim is a shape with a rank or a number that only the model provides; declarations of
+    constants are ignored, because a constant has a shape. The shape of an output that contradicts
+    inference is cleared; for any other value it raises ModelError, naming the value.
     """
     copy = model.clone()
     for value in _constants(copy):
@@ -97,7 +98,7 @@ def check_claims(model: ir.Model) -> Checked:
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
             value.shape = shape
-        infer(copy)  # again, for what is claimed may tell something of other values
+        infer(copy)  # again, because a claim may determine other values
     else:
         inputs = {dim for value in copy.graph.inputs for dim in declared_shape(value) or ()}
         _name(told, {dim: dim for dim in inputs})
@@ -105,7 +106,7 @@ def check_claims(model: ir.Model) -> Checked:
 
 
 def _without_shape(told: Mapping[ir.Value, Shape | None]) -> list[ir.Value]:
-    """Values that are declared to be scalars and are none: Paddle writes so what it does not know.
+    """Return values declared as scalars that are not, which Paddle writes for unknown shapes.
 
     ONNX Runtime takes them with a warning.
     """
@@ -113,14 +114,14 @@ def _without_shape(told: Mapping[ir.Value, Shape | None]) -> list[ir.Value]:
 
 
 def _is_open(told: tuple[ir.Value, Shape | None]) -> bool:
-    """Whether not all is known of a value, neither declared nor inferred."""
+    """Whether some size of a value is neither declared nor inferred."""
     value, shape = told
     found = declared_shape(value)
     return (shape is None or None in shape) and (found is None or not all(map(is_number, found)))
 
 
 def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
-    """Put ``names``, and names that the model declares, in the place of made up symbols."""
+    """Replace made-up symbols by ``names``, and by names that the model declares."""
     found = {value: declared_shape(value) for value in told}
     for value, shape in told.items():
         for made_up, name in zip(found[value] or (), shape or (), strict=False):
@@ -135,7 +136,7 @@ def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
 
 
 def size_names(view: ModelInfo) -> dict[str, Shape]:
-    """Return the names that sizes of a model's values have, by value; None for any other size."""
+    """Return the names of sizes by value; None for any other size."""
     values = (value for graph in view.graphs for value in _results(graph))
     return {
         str(value.name): tuple(
@@ -147,7 +148,7 @@ def size_names(view: ModelInfo) -> dict[str, Shape]:
 
 
 def name_sizes(view: ModelInfo, known: Mapping[str, Shape]) -> None:
-    """Put names that values had in another version in the place of symbols that are made up."""
+    """Replace made-up symbols by names that values had in another version."""
     values = [value for graph in view.graphs for value in _results(graph)]
     ranks = {value: len(declared_shape(value) or ()) for value in values}
     told: dict[ir.Value, Shape | None] = dict.fromkeys(values)
@@ -188,7 +189,7 @@ def _constants(model: ir.Model) -> Iterator[ir.Value]:
 
 
 def _is_more(claimed: Shape, inferred: Shape | None) -> bool:
-    """Whether the claim has a rank or a number that inference lacks, or another one."""
+    """Whether the claim has a rank or a number that inference lacks, or a different one."""
     if inferred is None or len(inferred) != len(claimed):
         return True
     return any(isinstance(a, int) and a != b for a, b in zip(claimed, inferred, strict=True))

@@ -1,8 +1,8 @@
-"""Ranks that follow from what reads a value, where no operator tells those of its results.
+"""Ranks that follow from the readers of a value, if the operator does not determine its result.
 
-PyTorch writes ``squeeze(dim)`` of a size that it does not know as an If, of which one branch has an
-axis less than the other.  A Transpose, a Gemm or a convolution behind it tells which, and so does a
-declared output that linear layers and residual sums lead to.
+PyTorch writes ``squeeze(dim)`` of an unknown size as an If whose branches differ in rank by one. A
+downstream Transpose, Gemm or convolution determines the branch, and so does a declared output
+reached through linear layers and residual sums.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ _MATRIX = 2
 
 
 class DemandedRanks:
-    """The ranks that values must have for everything behind them to run, from the last node on."""
+    """The ranks that values must have for everything downstream to run, from the last node on."""
 
     def __init__(self, view: ModelInfo):
         self._view = view
 
     def shapes(self, node: ir.Node) -> Iterator[tuple[ir.Value, Shape]]:
-        """Yield the results whose shape is unknown with the shape that alone will do, if one."""
+        """Yield results of unknown shape for which only one shape is possible, with that shape."""
         for value in node.outputs:
             if self._view.shape(value) is not None:
                 continue
@@ -45,7 +45,7 @@ class DemandedRanks:
                 yield value, shape
 
     def _branches(self, value: ir.Value) -> list[Shape]:
-        """Return the shapes that branches give to a value; none where one is not known."""
+        """Return the shapes that branches yield for a value, or nothing if one is unknown."""
         node = known_producer(value)
         results = (body.outputs[value.index() or 0] for _, _, body in bodies(node))
         shapes = [self._view.shape(result) for result in results if node.op_type == "If"]
@@ -55,7 +55,7 @@ class DemandedRanks:
     @cached_property
     def _ranks(self) -> dict[ir.Value, range]:
         found: dict[ir.Value, range] = {}
-        for graph in self._view.graphs:  # what reads a value within a body need not run
+        for graph in self._view.graphs:  # a reader within a body need not run
             for node in reversed(graph):
                 if not self._view.is_dead(node):
                     self._look_at(node, found)
@@ -70,7 +70,7 @@ class DemandedRanks:
                 found[operand] = range(least, most)
 
     def _asked(self, node: ir.Node, index: int, found: dict[ir.Value, range]) -> range:
-        """Return the ranks that an operator takes at an input."""
+        """Return the ranks that an operator accepts at an input."""
         row, result = row_of(node), self._of(node.outputs[0], found)
         if row.family is Family.GEMM:
             return range(_MATRIX, _MATRIX + 1) if index < _MATRIX else range(_MATRIX + 1)

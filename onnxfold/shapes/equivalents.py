@@ -1,4 +1,4 @@
-"""Standard operators with the output shape of an operator that onnx's inference does not know."""
+"""Standard operators with the output shape of an operator unknown to onnx's inference."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ from onnxfold.operators.table import row_of
 DOMAIN = "onnxfold.shape_equivalents"
 
 _SAME_AS_STANDARD = frozenset({"DequantizeLinear", "QuantizeLinear"})
-# ONNX Runtime writes LayerNormalization below its opset, 17, too; of opset 18 onnx 1.23 infers
-# nothing of GroupNormalization, which is deprecated there.
+# ONNX Runtime writes LayerNormalization below its opset, 17, too; onnx 1.23 infers nothing of the
+# GroupNormalization of opset 18, which is deprecated there.
 _NORMS = frozenset({("", "GroupNormalization"), ("", "LayerNormalization")})
 
 
 def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.NodeProto | None:
-    """Return a standard node with the shape of a node whose shape onnx does not infer, or errs in.
+    """Return a standard node with the shape of a node that onnx does not infer, or infers wrongly.
 
-    It may be a call of one of ``FUNCTIONS``, which are of domain ``DOMAIN``, version 1.  A weight
-    whose shape follows from attributes becomes a typed input of ``home``.
+    It may be a call of one of ``FUNCTIONS``, whose domain is ``DOMAIN``, version 1. A weight whose
+    shape follows from attributes becomes a typed input of ``home``.
     """
     plain_norm = (node.domain, node.op_type) in _NORMS and not any(
         value.name for value in node.outputs[1:]
@@ -43,7 +43,7 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.N
             return None
         return _called(node, _OF_ANY_AXES[node.op_type], _names(node)[:1], axes=axes)
     if (node.domain, node.op_type, opset) == ("", "Slice", 10):
-        # Where onnx 1.23 gives an axis that is cut the name of its old size.
+        # Slice and the like, where onnx 1.23 may give a cut axis the name of its old size.
         return _called(node, _SLICE, _names(node))
     if node.domain != "com.microsoft":
         return None
@@ -54,7 +54,7 @@ def shape_equivalent(node: ir.Node, home: onnx.GraphProto, opset: int) -> onnx.N
 
 
 def known_sizes(kind: onnx.TypeProto) -> list[Dim]:
-    """Return the sizes of a type by their numbers or names."""
+    """Return the sizes of a type as numbers or names."""
     return [
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
         for dim in kind.tensor_type.shape.dim
@@ -64,8 +64,8 @@ def known_sizes(kind: onnx.TypeProto) -> list[Dim]:
 def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[Dim]]) -> bool:
     """Whether onnx 1.23 may infer a wrong size.
 
-    Einsum takes one of the sizes of a label where they may differ, and be 1; Attention of [B, T, C]
-    takes an open C for 0.  ``sizes`` tells those of an operand; of most nodes none are asked for.
+    Einsum uses one of the sizes of a label even if they differ, and one is 1; Attention of [B, T,
+    C] reads an unknown C as 0. ``sizes`` returns an operand's sizes; it is called for few nodes.
     """
     if node.op_type == "Attention" and not node.domain:
         return any(len(found := sizes(x)) == 3 and not is_number(found[2]) for x in node.input[:3])
@@ -84,7 +84,7 @@ def is_doubtful(node: onnx.NodeProto, sizes: Callable[[str], Sequence[Dim]]) -> 
 
 
 def hide(node: onnx.NodeProto) -> None:
-    """Make a node one of ``FUNCTIONS`` that tells the type of its first operand, and no shape."""
+    """Replace a node by one of ``FUNCTIONS`` with its first operand's type and no shape."""
     node.op_type, node.domain = _OF_UNKNOWN_SHAPE.name, DOMAIN
     del node.input[1:], node.attribute[:]
     node.output.extend([""] * (len(_OF_UNKNOWN_SHAPE.output) - len(node.output)))
@@ -108,9 +108,9 @@ def _fused_matmul(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None
 
 
 def _product_of_turned(turned: str) -> onnx.FunctionProto:
-    """Return Y = A B with the last two axes of some operands exchanged, whatever their ranks.
+    """Return Y = A B with the last two axes of some operands exchanged, for any ranks.
 
-    One Einsum of both would not do: onnx 1.23 refuses two ellipses of different lengths.
+    A single Einsum cannot do this: onnx 1.23 refuses two ellipses of different lengths.
     """
     nodes = [
         onnx.helper.make_node("Einsum", [name], [f"{name}.turned"], equation="...ij->...ji")
@@ -125,9 +125,10 @@ def _product_of_turned(turned: str) -> onnx.FunctionProto:
 
 
 def _of_any_axes(op_type: str) -> onnx.FunctionProto:
-    """Return an operator as it is since opset 11, with axes in any order and from the end too.
+    """Return an operator as defined since opset 11, with axes in any order, also negative.
 
-    Below it, onnx 1.23 infers a wrong rank, where ONNX Runtime takes such axes as it does later.
+    Below opset 11, onnx 1.23 infers a wrong rank, although ONNX Runtime handles such axes as it
+    does later.
     """
     node = onnx.helper.make_node(op_type, ["X"], ["Y"])
     node.attribute.add(name="axes", ref_attr_name="axes", type=onnx.AttributeProto.INTS)
@@ -136,7 +137,7 @@ def _of_any_axes(op_type: str) -> onnx.FunctionProto:
 
 
 def _norm_of_sum() -> onnx.FunctionProto:
-    """Return a norm Y of X + B with its mean M and deviation D, and the sum S, as X is."""
+    """Return a norm Y of X + B with its mean M, deviation D, and the sum S, all shaped as X."""
     nodes = [
         onnx.helper.make_node(op_type, ["X"], [result])
         for op_type, result in zip(("Identity", "ReduceMean") * 2, "YMSD", strict=True)
@@ -148,7 +149,7 @@ def _norm_of_sum() -> onnx.FunctionProto:
 
 
 def _of_unknown_shape() -> onnx.FunctionProto:
-    """Return results of the type of X: X in a shape of so many sizes as X has elements not zero."""
+    """Return results of the type of X whose rank is unknown to inference."""
     nodes = [
         onnx.helper.make_node("NonZero", ["X"], ["places"]),
         onnx.helper.make_node("ReduceMax", ["places"], ["sizes"], axes=[0], keepdims=0),
@@ -159,7 +160,7 @@ def _of_unknown_shape() -> onnx.FunctionProto:
 
 
 def _slice() -> onnx.FunctionProto:
-    """Return what Slice is from opset 10 on, as onnx infers it from 13 on."""
+    """Return Slice of opset 10 and up, as onnx infers it from 13 on."""
     operands = ["data", "starts", "ends", "axes", "steps"]
     node = onnx.helper.make_node("Slice", operands, ["Y"])
     opsets = [onnx.helper.make_opsetid("", 13)]
@@ -179,10 +180,10 @@ def _norm_of_rows() -> onnx.FunctionProto:
 
 
 def _growing_caches() -> onnx.FunctionProto:
-    """Return Y = Q W, and K and V [B, N, T, H] of its type with another T, which is not known."""
+    """Return Y = Q W, and K and V [B, N, T, H] of its type with another, unknown T."""
     nodes = [onnx.helper.make_node("MatMul", ["Q", "W"], ["Y"])]
     for result, past in (("K", "PK"), ("V", "PV")):
-        # The number of elements that are not zero is one that no inference knows.
+        # Inference cannot know the number of nonzero elements.
         indices, new, old = (f"{past}.{name}" for name in ("indices", "new", "old"))
         nodes.append(onnx.helper.make_node("NonZero", [past], [indices]))
         nodes.append(onnx.helper.make_node("CastLike", [indices, "Q"], [new]))
@@ -199,7 +200,7 @@ _OF_ANY_AXES = {op_type: _of_any_axes(op_type) for op_type in ("Squeeze", "Unsqu
 _NORM_OF_SUM, _NORM_OF_ROWS = _norm_of_sum(), _norm_of_rows()
 _GROWING_CACHES, _SLICE = _growing_caches(), _slice()
 _OF_UNKNOWN_SHAPE = _of_unknown_shape()
-# What a model with shape equivalents has to hold.
+# What a model with shape equivalents must contain.
 FUNCTIONS = (
     *_PRODUCTS.values(),
     *_OF_ANY_AXES.values(),
@@ -239,7 +240,7 @@ def _without_activation(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto 
 
 
 def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, S, C] with weights [C, q + k + v] gives [B, S, v]."""
+    """Map [B, S, C] with weights [C, q + k + v] to [B, S, v]."""
     weights = _weight_shape(node)
     sizes = node.attributes.get_ints("qkv_hidden_sizes", ()) or ()
     if weights is None or len(weights) != 2 or (not sizes and weights[1] % 3):
@@ -249,7 +250,7 @@ def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, T, q] with values [B, S, v] gives [B, T, v]."""
+    """Map [B, T, q] with values [B, S, v] to [B, T, v]."""
     names = _names(node)
     if len(names) < 3 or not names[2]:
         return None
@@ -257,7 +258,7 @@ def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, T, heads * size] stays, without keys and values packed behind it, and caches grow."""
+    """Keep [B, T, heads * size], without keys and values packed after it; caches grow."""
     names, query = _names(node), operand(node, 0)
     packed = len(names) < 3 or not names[2]
     heads, shared = (node.attributes.get_int(name, 0) for name in ("num_heads", "kv_num_heads"))
@@ -274,7 +275,7 @@ def _group_query(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """A [.., K] times a packed weight [N, K]."""
+    """Multiply [.., K] by a packed weight [N, K]."""
     k, n = (node.attributes.get_int(name, 0) for name in "KN")
     return _product(node, home, k, n, scale=0) if k > 0 and n > 0 else None
 
@@ -317,11 +318,11 @@ def _product(
 
 
 def _scaled_product(node: ir.Node, a: str, b: str, scale: str) -> onnx.NodeProto:
-    """QLinearMatMul: a zero point has its tensor's type, the product that of the last one."""
+    """QLinearMatMul: a zero point has its tensor's type, the product the type of the last one."""
     return _made(node, "QLinearMatMul", [a, scale, a, b, scale, b, scale, scale])
 
 
-# Each has a shape of its own.
+# Each has a separate shape.
 _MAKERS = {
     "Attention": _attention,
     "DynamicQuantizeMatMul": _float_product,

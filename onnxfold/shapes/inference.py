@@ -1,8 +1,7 @@
 """Types and shapes of all values, with symbolic dimensions.
 
-The inference is onnx's own, run on a skeleton of the model from which the large tensors are
-left out.  Operators that onnx does not know stand in as a standard operator with the same
-effect on shapes.
+The inference is onnx's own, run on a skeleton of the model without the large tensors. Operators
+unknown to onnx are represented by a standard operator with the same effect on shapes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,13 +35,13 @@ from onnxfold.shapes.size_checks import MOST_ELEMENTS, check_size
 _NOT_READ = (ir.ExternalTensor, ir.LazyTensor)
 _LARGE_TENSOR_BYTES = 4096
 _MOST_DECLARED_ELEMENTS = 2**20
-_MADE_UP = "unk__"  # how the symbols begin that onnx's inference gives to sizes
+_MADE_UP = "unk__"  # prefix of the symbols that onnx's inference makes up
 
 
 def fill_types(model: ir.Model) -> set[ir.Value]:
-    """Give every value of a working copy the element type and the shape that can be known.
+    """Give every value of a working copy its element type and shape, as far as known.
 
-    Return the values of which more was known than onnx finds, which was not told.
+    Return the values about which more was known than onnx, which was not told, finds.
     """
     with _distinct_names(model):
         plain = skeleton(model)
@@ -54,10 +53,10 @@ def fill_types(model: ir.Model) -> set[ir.Value]:
 
 @contextmanager
 def _distinct_names(model: ir.Model) -> Iterator[None]:
-    """Give every result a name of its own for a while.
+    """Give every result a unique name for a while.
 
-    onnx 1.23 knows the numbers that it follows by name alone: a branch gets those of another one
-    whose results are called the same, and with them its sizes.
+    onnx 1.23 tracks computed numbers by name alone: a branch would use the numbers of another
+    branch with equal result names, and so wrong sizes.
     """
     values = [value for graph in all_graphs(model) for value in graph_values(graph)]
     told = {value: value.name for value in values}
@@ -85,9 +84,9 @@ def _infer(plain: onnx.ModelProto) -> onnx.ModelProto:
 def _hide_doubtful(
     plain: onnx.GraphProto, inferred: onnx.GraphProto, outer: Callable[[str], Sequence[Dim]]
 ) -> bool:
-    """Hide operators whose sizes may be wrong; true if there are any.
+    """Hide operators whose sizes may be wrong; return whether there are any.
 
-    ``outer``: sizes of what a body may read.
+    ``outer``: sizes of values that a body may read.
     """
 
     @cache
@@ -112,13 +111,13 @@ def _hide_doubtful(
 
 
 def strip_types(model: ir.Model, like: ir.Model) -> None:
-    """Take away again what :func:`fill_types` added: keep what ``like`` declares by name.
+    """Remove what :func:`fill_types` added, except what ``like`` declares by name.
 
-    Outputs keep their types and sizes too, and what a node computes that onnx knows nothing of, as
-    those of ONNX Runtime in the default domain: tools that quantise ask for types.  None gets a
-    symbol that onnx made up: it might make up the same one for another size when it reads the
-    result.  Inside, what ``like`` does not declare has no symbols: where the size of an input
-    is fixed later, tract compares them with it.
+    Outputs also keep types and sizes, and so do results of operators unknown to onnx, such as ONNX
+    Runtime's in the default domain, because quantization tools need types. Symbols that onnx made
+    up are removed: when it reads the result it might use the same ones for other sizes. For inner
+    values, symbols that ``like`` does not declare are removed too: when an input size is fixed
+    later, tract compares them with it.
     """
     declared = {
         v.name: declared_shape(v)
@@ -143,18 +142,18 @@ def strip_types(model: ir.Model, like: ir.Model) -> None:
                 else:
                     value.type = value.shape = None
                 if assumed and declared.get(value.name) is None:
-                    value.shape = None  # which may be that of rows alone
+                    value.shape = None  # which may be the size of rows alone
 
 
 def is_unnamed(dim: Dim) -> bool:
-    """Whether nothing is known of a size: onnx's inference makes up symbols for such, too."""
+    """Whether a size is unknown: onnx's inference makes up symbols for such sizes."""
     return dim is None or (isinstance(dim, str) and dim.startswith(_MADE_UP))
 
 
 def claimed_shape(value: ir.Value) -> Shape | None:
-    """Return what a model declares of a value; of what is computed no symbol that onnx made up.
+    """Return what a model declares of a value, without symbols that onnx made up.
 
-    Tools that convert or quantise keep those in the file, one symbol for each operator that onnx
+    Tools that convert or quantize leave these in the file, one symbol for each operator that onnx
     could not follow.
     """
     shape = declared_shape(value)
@@ -164,9 +163,9 @@ def claimed_shape(value: ir.Value) -> Shape | None:
 
 
 def _is_found_again(value: ir.Value) -> bool:
-    """Whether onnx inferred what is declared, and so does again, from what is known here.
+    """Whether onnx inferred the declaration, and will infer it again from what is known here.
 
-    What is declared would give its open sizes symbols of their own.
+    Keeping the declaration would give its unknown sizes symbols of their own.
     """
     node, shape = value.producer(), value.shape
     if node is None or shape is None or node.domain or not onnx.defs.has(node.op_type):
@@ -179,9 +178,9 @@ def _is_told(value: ir.Value) -> bool:
 
 
 def _kept_shape(value: ir.Value, told: Shape | None, symbols: Collection[Dim]) -> ir.Shape | None:
-    """Return the shape of a value with the symbols that it was told to have, or others of these.
+    """Return the shape of a value with its declared symbols, or others of ``symbols``.
 
-    None where the element type is unknown: a model can hold no shape without one.
+    Returns None if the element type is unknown, because a model cannot store a shape without one.
     """
     shape = declared_shape(value)
     if shape is None or value.type is None:
@@ -199,9 +198,9 @@ def _kept(dim: Dim, claim: Dim, symbols: Collection[Dim]) -> Dim:
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """Serialise the model without its large tensors, which become typed inputs.
+    """Serialize the model without its large tensors, which become typed inputs.
 
-    A default that callers may override is left out as well: nothing follows from it.
+    A default that callers may override is left out as well, because nothing follows from it.
     """
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
@@ -254,11 +253,11 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph, opset: int, *, is_main: bool 
 
 
 def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
-    """Write what the model says of a value, without sizes that break onnx 1.23.
+    """Write the declaration of a value, without sizes that break onnx 1.23.
 
-    A Slice of a negative size ends the process.  Of a vector it makes a list of so many unknown
-    numbers wherever one is computed with, which for a length that is but claimed takes hours and
-    all memory.  For tensors this takes a third of the time of onnx-ir's serialization.
+    A Slice of a negative size ends the process. Wherever a vector is computed with, it builds a
+    list of that many unknown numbers, which takes hours and all memory for a claimed length. For
+    tensors this needs a third of the time of onnx-ir's serialization.
     """
     info.name = value.name or ""
     if value.type is None:
@@ -271,7 +270,7 @@ def _declare(info: onnx.ValueInfoProto, value: ir.Value) -> None:
     shape = None if _is_found_again(value) else claimed_shape(value)
     if shape is None:
         return
-    tensor.shape.SetInParent()  # of a scalar too
+    tensor.shape.SetInParent()  # also of a scalar
     most = _MOST_DECLARED_ELEMENTS if len(shape) == 1 else MOST_ELEMENTS
     for dim in shape:
         written = tensor.shape.dim.add()
@@ -326,7 +325,7 @@ def _fill_graph(graph: ir.Graph, inferred: onnx.GraphProto) -> set[ir.Value]:
     for value in graph_values(graph):
         info, tensor = protos.get(value.name or ""), fixed_tensor(value)
         if tensor is not None and value.dtype is not tensor.dtype:
-            value.type = ir.TensorType(tensor.dtype)  # whatever the model declares of it
+            value.type = ir.TensorType(tensor.dtype)  # whatever the model declares about it
         if info is not None and value.type is None and info.type.HasField("tensor_type"):
             value.type = ir.TensorType(ir.DataType(info.type.tensor_type.elem_type))
         declared, found = claimed_shape(value), _inferred(info)
@@ -362,7 +361,7 @@ def _inferred(info: onnx.ValueInfoProto | None) -> Shape | None:
 
 
 def merged(declared: Shape, inferred: Shape | None) -> Shape:
-    """Return one shape of both: integers first, then declared symbols, then inferred ones."""
+    """Merge two shapes: integers first, then declared symbols, then inferred ones."""
     if inferred is None or len(inferred) != len(declared):
         return declared
     return tuple(

@@ -1,11 +1,11 @@
-"""Shapes that onnx's inference does not find: behind a Reshape or Slice to computed sizes.
+"""Shapes that onnx's inference misses: downstream of a Reshape or Slice to computed sizes.
 
-onnx (1.23) gives such a result not even a rank, and nothing behind it a shape, or made-up symbols
-for sizes that are numbers.  Exporters that write no value_info, such as paddle2onnx before 2, leave
-whole transformers so, and simplifiers leave Reshape to [batch, channels, -1].  Here the sizes are
-followed as :class:`SymbolicShapes` does, and operators that it has no rule for are inferred by
-onnx one by one.  Bodies go first, so that what they give tells the shape of the results of If, Loop
-and Scan.
+onnx (1.23) does not even infer a rank for such a result, and downstream neither shapes nor, for
+known numbers, more than made-up symbols. Exporters that write no value_info, such as paddle2onnx
+before 2, leave whole transformers without shapes, and simplifiers leave Reshape to [batch,
+channels, -1]. Sizes are followed here as :class:`SymbolicShapes` does, and operators without a rule
+there are inferred by onnx one by one. Bodies go first, because their results determine the shapes
+of the results of If, Loop and Scan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
 _OWN_DOMAIN = "onnxfold"
-# What onnx raises for operands that an operator does not take.
+# Errors that onnx raises for operands that an operator does not accept.
 _NO_SHAPE = (
     onnx.checker.ValidationError,
     onnx.defs.SchemaError,
@@ -52,10 +52,10 @@ _NO_SHAPE = (
 
 
 def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
-    """Find shapes of results whose rank is unknown, numbers and names behind a Reshape.
+    """Infer shapes of results of unknown rank, and numbers and names downstream of a Reshape.
 
-    ``known``: values of which more is known than when the shapes behind them were found.
-    Return whether a shape that ``view`` may have told before is another one now.
+    ``known``: values about which more is known than when the shapes downstream were found. Return
+    whether a shape changed that ``view`` may have returned before.
     """
     assume_rows(view)
     filling = _Filling(view, known)
@@ -64,7 +64,7 @@ def fill_shapes(view: ModelInfo, known: Collection[ir.Value] = ()) -> bool:
 
 
 class _Filling:
-    """One walk over a model, bodies first."""
+    """One pass over a model, bodies first."""
 
     def __init__(self, view: ModelInfo, known: Collection[ir.Value]) -> None:
         self._view = view
@@ -80,7 +80,7 @@ class _Filling:
             self._node(node)
 
     def _bodies(self, node: ir.Node) -> None:
-        self._symbolic = None  # what it knew may have been taken back
+        self._symbolic = None  # its knowledge may be outdated
         for _, _, body in bodies(node):
             self.graph(body)
 
@@ -93,7 +93,7 @@ class _Filling:
                 if view.shape(value) is not None:
                     continue
                 _set_shape(symbolic, value, dims, dims)
-                better.add(value)  # a file may declare ranks alone behind it
+                better.add(value)  # a file may declare only ranks downstream
         if any(output.name and output.type is None for output in node.outputs):
             _fill_types(self._shapes(), view.opset, node)
         may_be_better = not better.isdisjoint(node.inputs) or _reads_sizes(node)
@@ -108,7 +108,7 @@ class _Filling:
 
 
 def _reads_sizes(node: ir.Node) -> bool:
-    """Whether a node reads sizes or bounds that onnx may not follow: computed ones, or -1."""
+    """Whether a node reads computed sizes or bounds, or -1, which onnx may not follow."""
     return node.op_type in ("ConstantOfShape", "Reshape") or any(
         operand is not None
         and operand.dtype is not None
@@ -119,7 +119,7 @@ def _reads_sizes(node: ir.Node) -> bool:
 
 
 def _improved(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
-    """Put numbers and names in the place of made-up symbols; return the values where there are."""
+    """Replace made-up symbols by numbers and names; return the changed values."""
     shapes = {value: declared_shape(value) or () for value in node.outputs if value.name}
     answers: dict[ir.Value, Shape] | None = None
     changed = []
@@ -140,7 +140,7 @@ def _improved(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
 
 
 def _refined(shape: Shape, other: Shape) -> Shape:
-    """Return a shape with what another of the same rank knows better: numbers, and real names."""
+    """Return a shape with the sizes that another knows better: numbers, and real names."""
     if len(shape) != len(other):
         return shape
     return tuple(map(_better, shape, other))
@@ -153,7 +153,7 @@ def _better(old: Dim, new: Dim) -> Dim:
 
 
 def _set_shape(symbolic: SymbolicShapes, value: ir.Value, shape: Shape, dims: Shape) -> None:
-    """Write a shape, where sizes that nobody knows get the names that others take from them."""
+    """Write a shape, in which unknown sizes get names that other values can share."""
     own = own_names(value, len(dims))
     sizes = tuple(name if dim is None else dim for name, dim in zip(own, dims, strict=True))
     symbolic.learn(value, sizes)
@@ -176,9 +176,9 @@ def _found(
 
 
 def _fill_types(symbolic: SymbolicShapes, opset: int, node: ir.Node) -> None:
-    """Give results the element types that onnx, which enters no body of an unknown operator, finds.
+    """Infer element types of results by onnx, which enters no body of an unknown operator.
 
-    Without them nothing tells the shapes behind.
+    Shapes downstream need them.
     """
     for value, answer in _answers(opset, symbolic, node).items():
         if value.type is None:
@@ -186,7 +186,7 @@ def _fill_types(symbolic: SymbolicShapes, opset: int, node: ir.Node) -> None:
 
 
 def _names(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> dict[Size, Size]:
-    """Map sizes of the operands, where they have one name here and another in their shapes."""
+    """Map the names of operand sizes here to the names in their shapes."""
     names: dict[Size, Size] = {}
     for operand in node.inputs:
         shape, dims = view.shape(operand), symbolic.dims(operand)
@@ -197,7 +197,7 @@ def _names(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> dict[Siz
 
 
 def _inferred(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> list[tuple[ir.Value, Shape]]:
-    """Ask onnx about the shapes of one node; [] where there is no answer."""
+    """Ask onnx for the shapes of one node; [] if unknown."""
     if bodies(node):
         return body_results(node, opset)
     answers = _answers(opset, symbolic, node).items()
@@ -205,7 +205,7 @@ def _inferred(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> list[tuple
 
 
 def _answers(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> dict[ir.Value, onnx.TypeProto]:
-    """Ask onnx about one node; {} where an operand has no shape, or there is no answer."""
+    """Ask onnx about one node; {} if unknown, or if an operand's shape is."""
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for operand in node.inputs:
@@ -215,7 +215,7 @@ def _answers(opset: int, symbolic: SymbolicShapes, node: ir.Node) -> dict[ir.Val
         if shape is None or dtype is None:
             return {}
         if any(isinstance(dim, int) and dim < 0 for dim in shape):
-            return {}  # which onnx 1.23 may crash on
+            return {}  # on which onnx 1.23 may crash
         name = operand.name or ""
         types[name] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
         numbers = symbolic.vector(operand) if dtype.is_integer() and len(shape) <= 1 else None

@@ -1,4 +1,4 @@
-"""Sizes by their numbers or names, and vectors of them that a graph computes for Reshape."""
+"""Sizes as numbers or names, and vectors of them that a graph computes for Reshape."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ SymbolicShape = tuple[Size, ...]
 
 
 def own_names(value: ir.Value, rank: int) -> SymbolicShape:
-    """Name the sizes of a value of which nothing but the rank is known."""
+    """Name the sizes of a value whose rank alone is known."""
     return tuple(f"{value.name}@{axis}" for axis in range(rank))
 
 
 def is_rank_alone(value: ir.Value, shape: Shape) -> bool:
-    """Whether nothing but the rank is known of a value."""
+    """Whether only the rank of a value is known."""
     return bool(shape) and shape == own_names(value, len(shape))
 
 
 def is_told(dim: Dim) -> bool:
-    """Whether a size is a number, or has a name that no value gave it."""
+    """Whether a size is a number, or has a name from the model."""
     return isinstance(dim, int) or (dim is not None and "@" not in dim)
 
 
 def fits(small: Shape | None, large: Shape | None) -> bool:
-    """Whether broadcasting the first against the second is known to give the second's shape."""
+    """Whether broadcasting the first against the second surely yields the second's shape."""
     if small is None or large is None or len(small) > len(large):
         return False
     tail = large[len(large) - len(small) :]
@@ -48,15 +48,15 @@ def same_elements(a: SymbolicShape | None, b: SymbolicShape | None) -> bool:
 
 
 def at_most(size: str, most: int) -> str:
-    """Name the smaller of a size and a positive number, as a Slice up to a size leaves it."""
+    """Name the minimum of a size and a positive number, as a Slice up to a size yields it."""
     return f"{size}@<={most}"
 
 
 def broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
-    """Return the shape that shapes broadcast to, None where it depends on what is not known.
+    """Return the broadcast of shapes, or None if it depends on unknown sizes.
 
-    Of a size and the smaller of it and a number, no broadcast gives another than the size: where
-    they differ, the number is 1.
+    A size broadcast against its minimum with a number yields the size: if they differ, the number
+    is 1.
     """
     if any(shape is None for shape in shapes):
         return None
@@ -74,29 +74,29 @@ def broadcast(shapes: list[SymbolicShape | None]) -> SymbolicShape | None:
 
 
 def _capped(size: Size) -> str | None:
-    """Return the size of which :func:`at_most` took the smaller part."""
+    """Return the size from which :func:`at_most` formed a minimum, or None."""
     name, _, most = str(size).rpartition("@<=")
     return name if most.isdigit() else None
 
 
 def product(sizes: SymbolicShape, name: str) -> Size:
-    """Return a product of sizes, by a name of its own where it has none by theirs."""
+    """Return a product of sizes, by a new name if theirs give none."""
     product = extent(sizes)
     known = None if product is None else product.dim
     return name if known is None else known
 
 
 def quotient(whole: SymbolicShape, part: SymbolicShape) -> Size | None:
-    """Divide products of sizes; None where the quotient is not one size."""
+    """Divide products of sizes; None if the quotient is not one size."""
     above, below = extent(whole), extent(part)
     quotient = None if above is None or below is None else above // below
     return None if quotient is None else quotient.dim
 
 
 def equal(a: Size, b: Size) -> bool | None:
-    """Say whether two sizes are the same, None where that depends on what is not known.
+    """Return whether two sizes are equal, or None if that depends on unknown sizes.
 
-    A named size is no negative number: exporters compare a target with -1.
+    A named size is never negative: exporters compare a target with -1.
     """
     if a == b or (isinstance(a, int) and isinstance(b, int)):
         return a == b
@@ -105,15 +105,15 @@ def equal(a: Size, b: Size) -> bool | None:
 
 
 class KnownSizes(Protocol):
-    """What is known of the sizes and the integers of a graph."""
+    """Known sizes and integers of a graph."""
 
     view: ModelInfo
 
     def dims(self, value: ir.Value | None) -> SymbolicShape | None:
-        """Return the sizes of a value, None where its rank is unknown."""
+        """Return the sizes of a value, or None if its rank is unknown."""
 
     def vector(self, value: ir.Value | None) -> SymbolicShape | None:
-        """Return the integers of a vector or a single number, None where unknown."""
+        """Return the integers of a vector or a single number, or None if unknown."""
 
 
 def _of_shape(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
@@ -130,7 +130,7 @@ def _of_size(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
 
 
 def _of_cast(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
-    """Return numbers and names; not in types of so few bits that a name would be rounded."""
+    """Return numbers and names, unless the type is so narrow that a size would be rounded."""
     vector, dtype = known.vector(node.inputs[0]), node.outputs[0].dtype
     named = vector is not None and any(isinstance(size, str) for size in vector)
     return None if named and (dtype is None or dtype.bitwidth < 32) else vector
@@ -167,12 +167,12 @@ def _of_slice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     if steps is None or [len(bounds[0]), len(bounds[1]), len(steps)] != [1, 1, 1]:
         return None
     if steps[0] == 0 or (steps[0] < 0 and bounds[0][0] < -len(vector)):
-        return None  # in ONNX the second begins with the first size, in Python with none
+        return None  # in ONNX the second starts at the first size, in Python it has none
     return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
 
 def _of_choice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
-    """Return what Where makes of two vectors by what is known to be equal of two others."""
+    """Return the result of Where if equality of two known vectors decides it."""
     compared = node.inputs[0].producer() if node.inputs[0] is not None else None
     if compared is None or compared.domain != "" or compared.op_type != "Equal":
         return None
@@ -193,12 +193,12 @@ def _of_choice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
 def _of_product(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     vector = known.vector(node.inputs[0])
     if vector is None or any(isinstance(size, int) and size < 0 for size in vector):
-        return None  # a name stands for a size alone
+        return None  # a name represents only a size
     return (product(vector, f"{node.outputs[0].name}@0"),)
 
 
 def _of_largest(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
-    """Return the largest of numbers, and a name where all are that."""
+    """Return the maximum of numbers, or a name if all operands are that name."""
     vectors = [known.vector(operand) for operand in node.inputs]
     told = [vector for vector in vectors if vector is not None]
     if len(told) < len(vectors) or len({len(vector) for vector in told}) != 1:

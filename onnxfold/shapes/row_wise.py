@@ -1,7 +1,7 @@
-"""An input without a declared shape of which a model reads rows: channels along the last axis.
+"""An input without a declared shape from which a model reads rows: channels along the last axis.
 
-Where every operator that sees the input works on each row by itself, whatever axes stand in front
-of the channels, what a model does is the same for any number of axes, and two will do to tell it.
+If every operator that sees the input works on each row separately, whatever axes precede the
+channels, the model does the same for any rank, and rank two is enough to show it.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from onnxfold.shapes.named_sizes import own_names
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
 _ALONG_ROWS = frozenset({"LogSoftmax", "Softmax"})
 _ROWS = 2
-_NEGATIVE_AXES_SINCE = 11  # the first opset that can say so of axes
+_NEGATIVE_AXES_SINCE = 11  # the first opset that can express this for axes
 
 
 def assume_rows(view: ModelInfo, told: Mapping[ir.Value, Shape | None] | None = None) -> None:
-    """Give the one input without a shape two axes, or as many as what follows from it has.
+    """Give the only input without a shape two axes, or as many as its results have.
 
-    ``told``: shapes that are declared, where values do not have them for now.
+    ``told``: declared shapes, which the values lack for now.
     """
     value = _shapeless(view) if view.opset >= _NEGATIVE_AXES_SINCE else None
     rows = None if value is None else _rows(view, value)
@@ -41,21 +41,21 @@ def assume_rows(view: ModelInfo, told: Mapping[ir.Value, Shape | None] | None = 
 
 
 def width_of_rows(model: ir.Model, value: ir.Value) -> int | None:
-    """Return how many channels an input of rows has, None where it is none, or that is open."""
+    """Return the number of channels of an input of rows; None for other inputs, or if unknown."""
     view = ModelInfo(model)
     known = value is _shapeless(view) and _rows(view, value) is not None
     return _width(view, value) if known else None
 
 
 def _shapeless(view: ModelInfo) -> ir.Value | None:
-    """Return the one input without a shape, None where there are none or several."""
+    """Return the only input without a shape, or None."""
     inputs = [value for value in view.model.graph.inputs if not value.is_initializer()]
     found = [value for value in inputs if value.shape is None and value.dtype is not None]
     return found[0] if len(found) == 1 else None
 
 
 def _rows(view: ModelInfo, value: ir.Value) -> list[ir.Value] | None:
-    """Return what is computed from rows of a value, or None where something sees more of it."""
+    """Return the values computed from rows of a value, or None if an operator sees more of it."""
     found = {value: None}
     waiting = [value]
     while waiting:
@@ -74,7 +74,7 @@ def _rows(view: ModelInfo, value: ir.Value) -> list[ir.Value] | None:
 
 
 def _is_small(view: ModelInfo, value: ir.Value) -> bool:
-    """Whether a constant cannot give what it is combined with another axis."""
+    """Whether a constant cannot add an axis to its other operand."""
     weights = all(_is_product(use.node) and use.idx == 1 for use in value.uses())
     axes = all(facets.reduces(row_of(use.node)) for use in value.uses())
     rank = view.rank(value)
@@ -88,7 +88,7 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _keeps_rows_apart(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether an operator does to each row the same, however many axes there are."""
+    """Whether an operator treats each row the same, for any number of axes."""
     row = row_of(node)
     if _is_product(node):
         return True
@@ -101,7 +101,7 @@ def _keeps_rows_apart(view: ModelInfo, node: ir.Node) -> bool:
 
 
 def _width(view: ModelInfo, value: ir.Value) -> int | None:
-    """Return the size of the last axis, as what reads a value tells it."""
+    """Return the size of the last axis, as determined by the readers of a value."""
     for use in value.uses():
         tensor = view.tensor(operand(use.node, 1))
         if use.idx == 0 and tensor is not None and len(tensor.shape):

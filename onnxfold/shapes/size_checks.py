@@ -1,6 +1,6 @@
-"""What onnx's inference takes from the file without a look, refused before it does.
+"""Refusals of numbers in the file that onnx's inference would use unchecked.
 
-onnx 1.23 takes hours and all memory for sizes that nothing can hold, or reads beyond its lists.
+onnx 1.23 takes hours and all memory for impossible sizes, or reads beyond its lists.
 """
 
 from math import prod
@@ -13,15 +13,15 @@ MOST_ELEMENTS = 2**40
 _MOST_VECTOR_ELEMENTS = 2**26
 _MOST_DIMS = 32
 _LONGEST_STEP = 2**31 - 1
-# Where operators read the shape of their result, or a part of it: a matter of this check alone.
+# Inputs from which operators read the shape of their result, or a part of it; used only here.
 _SHAPE_OPERAND = {"ConstantOfShape": 0, "Expand": 1, "Range": 1, "Tile": 1}
 
 
 def check_size(node: ir.Node) -> None:
-    """Refuse a result whose size is a number in the model that nothing can hold.
+    """Refuse a result whose size, a number in the model, exceeds any memory.
 
-    onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice of what it
-    takes for negative ends the process.
+    onnx 1.23 takes hours and all memory to propagate vectors of such a size, and a Slice that it
+    considers negative ends the process.
     """
     if node.domain != "":
         return
@@ -43,7 +43,7 @@ def _check_pads(node: ir.Node) -> None:
 
 
 def _check_steps(node: ir.Node) -> None:
-    """Refuse steps that onnx 1.23, which counts in 32 bits, would take without end."""
+    """Refuse steps over which onnx 1.23, which counts in 32 bits, would loop forever."""
     for step in _integers(node, 4):
         if step == 0 or abs(step) > _LONGEST_STEP:
             raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
@@ -57,14 +57,14 @@ def _check_factors(node: ir.Node) -> None:
 
 
 def _check_batch(node: ir.Node) -> None:
-    """Refuse fewer batch axes than none, before which onnx 1.23 reads."""
+    """Refuse a negative number of batch axes, for which onnx 1.23 reads before its list."""
     axes = node.attributes.get_int("batch_dims", 0)
     if axes < 0:
         raise ModelError(f"node '{node.name or 'GatherND'}' has {axes} batch axes")
 
 
 def _check_parts(node: ir.Node) -> None:
-    """Refuse fewer parts than there are results, beyond which onnx 1.23 reads its own list."""
+    """Refuse fewer parts than there are results, for which onnx 1.23 reads beyond its list."""
     parts = node.attributes.get_int("num_outputs", len(node.outputs))
     if parts < len(node.outputs):
         results = f"{len(node.outputs)} results"

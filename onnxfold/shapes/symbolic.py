@@ -1,8 +1,8 @@
 """Shapes in which equal symbols mean equal sizes, and integer vectors computed from shapes.
 
-onnx's inference gives a fresh symbol to every size that it cannot follow.  Exporters build the
-target of Reshape and Expand from Shape, Gather and Concat, so this follows those vectors, and
-lets a value's unknown sizes be those of the value they come from.
+onnx's inference gives a fresh symbol to every size that it cannot follow. Exporters build the
+target of Reshape and Expand from Shape, Gather and Concat, so those vectors are followed here, and
+unknown sizes of a value take the names of the value they come from.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from onnxfold.shapes.named_sizes import (
 if TYPE_CHECKING:
     from onnxfold.graph.model_info import ModelInfo
 
-# Calls within calls until operands are found first, one by one.
+# Depth of nested calls from which operands are resolved first, one by one.
 _DEEP = 40
 
 
 def _unknown_ancestors(value: ir.Value, known: Container[ir.Value]) -> list[ir.Value]:
-    """Return what a value is computed from, and it last, operands always first."""
+    """Return the unknown values from which a value is computed, operands first and itself last."""
     order: list[ir.Value] = []
     seen = {value}
     pending = [(value, iter(_operands(value)))]
@@ -59,9 +59,9 @@ def _operands(value: ir.Value) -> list[ir.Value]:
 
 
 class SymbolicShapes:
-    """Shapes and integer vectors of one model, remembered.
+    """Shapes and integer vectors of one model, each computed once.
 
-    ``assumed_rank`` is that of every value whose rank is not known, for what asks no more of it.
+    ``assumed_rank`` replaces unknown ranks, for callers that need no more.
     """
 
     def __init__(self, view: ModelInfo, assumed_rank: int | None = None):
@@ -72,13 +72,13 @@ class SymbolicShapes:
         self._vectors: dict[ir.Value, SymbolicShape | None] = {}
 
     def dims(self, value: ir.Value | None) -> SymbolicShape | None:
-        """Return the shape with a distinct symbol for every size that nothing is known about."""
+        """Return the shape with a distinct symbol for every unknown size."""
         if value is None:
             return None
         return self._settled(value, self._dims, self._find_dims)
 
     def learn(self, value: ir.Value, dims: SymbolicShape) -> None:
-        """Take a shape that was found by other means."""
+        """Record a shape that was found by other means."""
         self._dims[value] = dims
 
     def vector(self, value: ir.Value | None) -> SymbolicShape | None:
@@ -93,7 +93,10 @@ class SymbolicShapes:
         known: dict[ir.Value, SymbolicShape | None],
         find: Callable[[ir.Value], SymbolicShape | None],
     ) -> SymbolicShape | None:
-        """Find what a value's operands determine; after some recursion, operands go first."""
+        """Find what a value's operands determine.
+
+        Beyond some recursion depth, operands go first.
+        """
         if value in known:
             return known[value]
         order = [value] if self._depth < _DEEP else _unknown_ancestors(value, known)
@@ -125,9 +128,9 @@ class SymbolicShapes:
         return None if rank is None else own_names(value, rank)
 
     def derived(self, node: ir.Node, value: ir.Value) -> SymbolicShape | None:
-        """Return the shape that a rule tells by the operands alone, None where no rule does."""
+        """Return the shape that a rule derives from the operands alone, or None."""
         row = row_of(node)
-        # A call of ours gives the sum besides its norm.
+        # A call of ours returns the sum in addition to its norm.
         known = node.outputs if facets.broadcasts(row) is not None else node.outputs[:1]
         if not node.inputs or value not in known:
             return None
@@ -143,7 +146,7 @@ class SymbolicShapes:
         return None if rule is None else rule(self, node)
 
     def reshaped(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Reshape gives, resolving 0 and -1 where they can be."""
+        """Return the shape of a Reshape, with 0 and -1 resolved if possible."""
         source, target = self.dims(node.inputs[0]), self.vector(node.inputs[1])
         if source is None or target is None:
             return None
@@ -158,15 +161,15 @@ class SymbolicShapes:
         return tuple(size if dim == -1 else dim for dim in target)
 
     def expanded(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Expand gives."""
+        """Return the shape of an Expand."""
         return broadcast([self.dims(node.inputs[0]), self.vector(node.inputs[1])])
 
     def filled(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that ConstantOfShape gives."""
+        """Return the shape of a ConstantOfShape."""
         return self.vector(node.inputs[0])
 
     def multiplied(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Gemm gives, or MatMul of matrices."""
+        """Return the shape of a Gemm, or of a MatMul of matrices."""
         x, y = self.dims(node.inputs[0]), self.dims(node.inputs[1])
         if x is None or y is None or len(x) < 2 or len(y) < 2:
             return None
@@ -177,7 +180,7 @@ class SymbolicShapes:
         return None if batch is None else (*batch, x[-2], columns)
 
     def contracted(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Einsum gives; a label has the size that its axes broadcast to."""
+        """Return the shape of an Einsum; a label has the size to which its axes broadcast."""
         shapes = [self.dims(factor) for factor in node.inputs]
         known = [shape for shape in shapes if shape is not None]
         labels = einsum_labels(node, [None if shape is None else len(shape) for shape in shapes])
@@ -185,7 +188,7 @@ class SymbolicShapes:
             return None
         factors, result = labels
         if any(len(term) != len(shape) for term, shape in zip(factors, known, strict=True)):
-            return None  # of a rank that a model only claims
+            return None  # whose rank is only claimed by the model
         met: dict[str, list[SymbolicShape | None]] = {}
         for term, shape in zip(factors, known, strict=True):
             for label, size in zip(term, shape, strict=True):
@@ -195,13 +198,13 @@ class SymbolicShapes:
         return tuple(f"{name}@{axis}" if size is None else size[0] for axis, size in sizes)
 
     def ranged(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Range gives from zero up to a size, in steps of one."""
+        """Return the shape of a Range from zero up to a size, in steps of one."""
         start, limit, step = (self.vector(operand(node, index)) for index in range(3))
         told = [start, step] == [(0,), (1,)] and limit and isinstance(limit[0], str)
         return limit if told else None
 
     def tiled(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Tile gives."""
+        """Return the shape of a Tile."""
         source, repeats = self.dims(node.inputs[0]), self.vector(node.inputs[1])
         if source is None or repeats is None or len(source) != len(repeats):
             return None
@@ -210,7 +213,7 @@ class SymbolicShapes:
         return tuple(product(pair, f"{name}@{axis}") for axis, pair in pairs)
 
     def sliced(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Slice gives: that of axes which it does not cut, as they are."""
+        """Return the shape of a Slice; axes that are not sliced keep their sizes."""
         source, start = self.dims(node.inputs[0]), self.vector(operand(node, 1))
         axes = self.view.integers(operand(node, 3))
         if axes is None and operand(node, 3) is None and start is not None:
@@ -227,7 +230,7 @@ class SymbolicShapes:
         )
 
     def _cut(self, node: ir.Node, place: int, size: Size, name: str) -> Size:
-        """Return how many of so many elements a Slice leaves, by a name where nothing tells."""
+        """Return how many of so many elements a Slice keeps, by a new name if unknown."""
         start, end, step = (self._entry(operand(node, index), place) for index in (1, 2, 4))
         step = 1 if operand(node, 4) is None else step
         if not isinstance(size, int) or not isinstance(start, int) or step in (0, None):
@@ -235,7 +238,7 @@ class SymbolicShapes:
         if isinstance(end, str) and (start, step) == (0, 1) and size > 0:
             return at_most(end, size)
         if not isinstance(end, int) or not isinstance(step, int) or (step < 0 and start < -size):
-            return name  # ONNX begins such a one with the first element, Python before it
+            return name  # ONNX starts such a slice at the first element, Python before it
         return len(range(size)[start:end:step])
 
     def _entry(self, value: ir.Value | None, place: int) -> Size | None:
@@ -243,7 +246,7 @@ class SymbolicShapes:
         return None if vector is None or place >= len(vector) else vector[place]
 
     def stacked(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that ConcatFromSequence gives where it stacks elements of one shape."""
+        """Return the shape of a ConcatFromSequence that stacks elements of one shape."""
         shapes = {self.dims(element) for element in inserted_elements(node.inputs[0])}
         if len(shapes) != 1 or node.attributes.get_int("new_axis", 0) != 1:
             return None
@@ -255,29 +258,29 @@ class SymbolicShapes:
         return (*element[:place], f"{node.outputs[0].name}@{place}", *element[place:])
 
     def transposed(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Transpose gives."""
+        """Return the shape of a Transpose."""
         source = self.dims(node.inputs[0])
         if source is None:
             return None
         order = node.attributes.get_ints("perm", tuple(range(len(source)))[::-1])
         if sorted(order) != list(range(len(source))):
-            return None  # of a shape that no inference knows, so that none has complained
+            return None  # of unknown shape, so inference has not complained
         return tuple(source[axis] for axis in order)
 
     def unsqueezed(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that Unsqueeze gives."""
+        """Return the shape of an Unsqueeze."""
         source, axes = self.dims(node.inputs[0]), self.view.axes(node)
         if source is None or not axes:
             return None
         rank = len(source) + len(axes)
         places = {axis % rank for axis in axes}
         if len(places) < len(axes):
-            return None  # computed axes that name one twice, which no inference notices
+            return None  # computed axes that repeat one, which inference does not notice
         rest = iter(source)
         return tuple(1 if axis in places else next(rest) for axis in range(rank))
 
     def reduced(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that a reduction gives."""
+        """Return the shape of a reduction."""
         source, axes = self.dims(node.inputs[0]), self.view.axes(node)
         if source is None or axes is None:
             return None
@@ -289,7 +292,7 @@ class SymbolicShapes:
         return tuple(dim for axis, dim in enumerate(source) if axis not in places)
 
     def spectra(self, node: ir.Node) -> SymbolicShape | None:
-        """Return the shape that STFT gives: batch, frames, frequencies, real and imaginary."""
+        """Return the shape of an STFT: batch, frames, frequencies, real and imaginary."""
         signal = self.dims(node.inputs[0])
         window, length = (*node.inputs[2:4], None, None)[:2]
         size = self.vector(length) if length is not None else self.dims(window)

@@ -1,4 +1,4 @@
-"""Whether a model keeps to the rules of its operators, as onnx itself knows them."""
+"""Validity of a model by the rules of its operators, as onnx itself checks them."""
 
 import sys
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from onnxfold.graph.constants import whole_node
 from onnxfold.shapes.equivalents import shape_equivalent
 from onnxfold.shapes.inference import skeleton
 
-# What Python and onnx raise where a model is not what its operators say.
+# Errors that Python and onnx raise for a model that its operators do not allow.
 MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -26,11 +26,11 @@ MALFORMED = (
 
 
 def complaint(model: ir.Model) -> str | None:
-    """Return how a model breaks the rules of its operators; None where onnx finds no fault.
+    """Return how a model breaks the rules of its operators, or None.
 
-    Each node is held against its schema, then types and shapes against each other.  What only the
-    form of the file lacks, such as the shape of an input, is not a fault; a tensor larger than any
-    memory is one.
+    Each node is checked against its schema, then types and shapes against each other. A missing
+    formality, such as the shape of an input, is not a fault; a tensor larger than any memory is
+    one.
     """
     try:
         plain = skeleton(model)
@@ -68,7 +68,7 @@ def _check_nodes(
             continue
         version = versions.get(node.domain, 1)
         if not onnx.defs.has(node.op_type, version, node.domain):
-            # ONNX Runtime knows some operators before they were standard.
+            # ONNX Runtime knew some operators before they were standard.
             version = onnx.defs.get_schema(node.op_type, node.domain).since_version
         context.opset_imports = {**versions, node.domain: version}
         onnx.checker.check_node(node, context)

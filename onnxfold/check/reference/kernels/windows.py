@@ -26,7 +26,7 @@ class Windows:
         return product(*(range(k) for k in self.kernel))
 
     def view(self, x: Array, offset: tuple[int, ...]) -> Array:
-        """What kernel position `offset` reads of the padded x: [..., *spatial] -> [..., *sizes]."""
+        """Return x at kernel position `offset`, padded x: [..., *spatial] -> [..., *sizes]."""
         index = [
             slice(o * d, o * d + (n - 1) * s + 1, s)
             for o, d, s, n in zip(offset, self.dilations, self.strides, self.sizes, strict=True)
