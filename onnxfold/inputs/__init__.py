@@ -1,4 +1,4 @@
-"""Inputs to run a model on: what the user gives, and seeded samples for the rest."""
+"""Inputs to run a model on: given by the user, or drawn with a seed."""
 
 from onnxfold.inputs.draw import (
     FEWER_INDICES,

@@ -1,4 +1,4 @@
-"""Sizes for the symbolic dimensions of a model's inputs, the same for a symbol everywhere."""
+"""Sizes for the symbolic dimensions of a model's inputs, equal wherever a symbol occurs."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -19,12 +19,12 @@ Dim = int | str
 
 @dataclass(frozen=True, slots=True)
 class BoundSizes:
-    """Sizes to use where nothing else says.
+    """Default sizes.
 
-    Of batches, sequences and other lengths, caches, the sides of images, waveforms and frames;
-    samples is None for a model that convolves no sequence of floats. channels: of the inputs that
-    are convolved, by name. heads: elements of a head in caches, by name. step: new
-    tokens beside caches, None for as many as a length.
+    They are for batches, sequences and other lengths, caches, the sides of images, waveforms and
+    frames; samples is None for a model that does not convolve float sequences. channels: of the
+    convolved inputs, by name. heads: elements of a head in caches, by name. step: new tokens in
+    addition to caches, None for as many as a length.
     """
 
     batch: int
@@ -40,10 +40,10 @@ class BoundSizes:
 
 
 def symbols_of(value: ir.Value) -> tuple[Dim, ...] | None:
-    """The dims of an input, each a number or a symbol; unnamed ones get one; None without a shape.
+    """Return the dims of an input, each a number or a symbol; None if its rank is unknown.
 
     Unnamed dims are named by place: those on axis 0 share one name over all inputs (the batch),
-    those on axis 1 of tensors of rank 2 another (the sequence).  Negative sizes are open ones too.
+    those on axis 1 of tensors of rank 2 another (the sequence). Negative sizes are unknown too.
     """
     if value.shape is None:
         return None
@@ -69,11 +69,10 @@ def _is_integer(value: ir.Value) -> bool:
 def bind_dims(
     inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]], sizes: BoundSizes
 ) -> dict[str, tuple[int, ...]]:
-    """A shape for every input that has one, consistent over all inputs.
+    """Return a shape for every input that has one, consistent over all inputs.
 
-    `given` shapes bind the symbols that they meet, through expressions such as `past + sequence`
-    too. Raises UsageError where given shapes contradict the model or each other,
-    naming the input.
+    `given` shapes bind their symbols, also through expressions such as `past + sequence`. Raises
+    UsageError, naming the input, if given shapes contradict the model or each other.
     """
     values = {str(v.name): v for v in inputs}
     shapes = _shapes(values.values())
@@ -104,14 +103,14 @@ def bind_dims(
 
 
 def check_shapes(inputs: Iterable[ir.Value], given: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise UsageError, naming the input, where shapes contradict the model or each other."""
+    """Raise UsageError, naming the input, if shapes contradict the model or each other."""
     _bind_given(_shapes(inputs), given)
 
 
 def _shapes(inputs: Iterable[ir.Value]) -> dict[str, tuple[Dim, ...]]:
-    """Return the dims of the inputs that have some.
+    """Return the dims of the inputs that have a shape.
 
-    Optimum before 2.0 names what a cache holds of an encoder as the encoder's length with `_out`.
+    Optimum before 2.0 names the cached length of an encoder as the encoder's length with `_out`.
     """
     shapes = {str(v.name): dims for v in inputs if (dims := symbols_of(v)) is not None}
     known = {dim for dims in shapes.values() for dim in dims}
@@ -121,7 +120,7 @@ def _shapes(inputs: Iterable[ir.Value]) -> dict[str, tuple[Dim, ...]]:
 
 
 def _expression(dim: str) -> frozenset[str]:
-    """The symbols of an expression; nothing for a plain name or what cannot be parsed."""
+    """Return the symbols of an expression; nothing for a plain name or what cannot be parsed."""
     if dim.isidentifier():
         return frozenset()  # without sympy, whose import takes as long as a run of a small model
     try:
@@ -137,14 +136,14 @@ def _plain(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
 
 
 def _atoms(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
-    """Dims to be drawn: plain names, and expressions of no known name, such as `batch-size`."""
+    """Return the dims to draw: names, and expressions of unknown names, such as `batch-size`."""
     plain = _plain(shapes)
     dims = {d for shape in shapes.values() for d in shape if isinstance(d, str)}
     return plain | {d for d in dims - plain if not _expression(d) & plain}
 
 
 def _pasts(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
-    """Dims named past, and the lengths of caches: dims that only they have, behind the batch."""
+    """Return dims named past and cache lengths: dims after the batch that only caches have."""
     caches = {name for name, dims in shapes.items() if _PAST.search(name) and len(dims) >= 4}
     dims = {d for dims in shapes.values() for d in dims if isinstance(d, str)}
     named = {d for d in dims if _PAST.search(d) and not _TOTAL.search(d)}
@@ -153,7 +152,7 @@ def _pasts(shapes: Mapping[str, tuple[Dim, ...]]) -> set[str]:
 
 
 def _told_step(shapes: Mapping[str, tuple[Dim, ...]], pasts: set[str]) -> int | None:
-    """Return k where a mask is of `past + k` tokens, as optimum up to 1.20 names them, with k 1."""
+    """Return k of a mask over `past + k` tokens, as optimum up to 1.20 names them, with k 1."""
     for name, dims in shapes.items():
         last = dims[-1] if dims and MASK.search(name) else None
         symbols = _expression(last) if isinstance(last, str) else frozenset()
@@ -203,7 +202,7 @@ def _bind_given(
 
 
 def _solve(name: str, dim: str, size: int, bound: dict[str, int]) -> None:
-    """Binds the one unknown symbol of an expression so that the expression has the given size."""
+    """Bind the one unknown symbol of an expression so that the expression has the given size."""
     unknown = sorted(_expression(dim) - set(bound))
     if len(unknown) == 1:
         for candidate in range(size + 1):
@@ -223,7 +222,7 @@ def _solve(name: str, dim: str, size: int, bound: dict[str, int]) -> None:
 def _like_given(
     shapes: Mapping[str, tuple[Dim, ...]], given: Mapping[str, tuple[int, ...]], sizes: BoundSizes
 ) -> BoundSizes:
-    """Batch and length as in the first given matrix, for inputs whose dims have other names."""
+    """Use the batch and length of the first given matrix for inputs whose dims have other names."""
     for name, shape in given.items():
         dims = shapes.get(name, ())
         if len(dims) == 2 and isinstance(dims[0], str):
@@ -239,7 +238,10 @@ def _cached_like_given(
     pasts: set[str],
     sizes: BoundSizes,
 ) -> BoundSizes:
-    """As many tokens in every cache as in the first given one; exports name each length apart."""
+    """Give every cache as many tokens as the first given one.
+
+    Exports name each length separately.
+    """
     for name, shape in given.items():
         for axis, dim in enumerate(shapes.get(name, ())):
             if dim in pasts and (name not in sizes.heads or axis == len(shape) - 2):
@@ -273,7 +275,7 @@ def _default(
 
 
 def _channels_last(shape: tuple[object, ...], channels: int | None) -> int | None:
-    """The channels of pictures that have them in the last axis, as TensorFlow's; None: others."""
+    """Return the channels of images that have them last, as TensorFlow's; None for others."""
     if len(shape) != 4 or isinstance(shape[1], int):
         return None
     last = shape[3]
@@ -289,10 +291,10 @@ def _make_totals(
     fixed: frozenset[str],
     heads: Collection[str],
 ) -> None:
-    """Gives a mask over past and present tokens their total length.
+    """Give a mask over past and present tokens their total length.
 
-    That is a dim named total, or the last one of a mask that no other input has, in a model with a
-    dim of the past.
+    It is a dim named total, or the last dim of a mask if no other input has it, in a model with a
+    past dim.
     """
     past, present = _past(shapes, bound, heads), _present(shapes)
     now = present if isinstance(present, int) else bound.get(str(present))
@@ -310,7 +312,7 @@ def _make_totals(
 def _past(
     shapes: Mapping[str, tuple[Dim, ...]], bound: Mapping[str, int], heads: Collection[str]
 ) -> str | None:
-    """The symbol of the tokens that caches hold: its place tells it, or else names."""
+    """Return the symbol of the cached tokens, found by its place, otherwise by its name."""
     sizes, held = ({shapes[name][axis] for name in heads if name in shapes} for axis in (-1, -2))
     named = (d for d in bound if d in _pasts(shapes) - sizes)
     return next((d for d in bound if d in held), next(named, None))
@@ -319,7 +321,7 @@ def _past(
 def _present(shapes: Mapping[str, tuple[Dim, ...]]) -> Dim | None:
     """Return the number of new tokens: axis 1 of the first input of rank 2 that is not a mask.
 
-    Where there is none, it is that of the first of rank 3, which holds embeddings.
+    Otherwise it is axis 1 of the first input of rank 3, the embeddings.
     """
     dims = [dims for name, dims in shapes.items() if not MASK.search(name)]
     return next((d[1] for rank in (2, 3) for d in dims if len(d) == rank), None)

@@ -16,12 +16,12 @@ from onnxfold.shapes import infer
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """What attention operators ask of the inputs that they join to their keys and values.
+    """Requirements of attention operators on inputs that they join to their keys and values.
 
-    sizes: elements of a head, by input. room: the tokens that sliding caches must have room for;
-    of a cache that is not full ONNX Runtime gives back memory that nothing has written. single:
-    whether only one sequence suits, for its GroupQueryAttention takes several tokens behind a cache
-    of one sequence alone.
+    sizes: elements of a head, by input. room: the number of tokens for which sliding caches must
+    have room; for a cache that is not full, ONNX Runtime returns uninitialized memory. single:
+    whether only one sequence is possible, because its GroupQueryAttention accepts several tokens
+    after a cache only for a batch of one.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Caches:
 
 
 def find_caches(model: ir.Model) -> Caches:
-    """Return what attention operators ask of the inputs of a model, whose shapes are inferred."""
+    """Return the requirements of attention operators on a model's inputs, after inference."""
     if not any(isinstance(transfer_of(node), Attention) for node in ModelInfo(model).nodes()):
         return Caches()
     view = infer(model.clone())

@@ -29,19 +29,19 @@ Array = npt.NDArray[Any]
 _POSITION = re.compile(r"position|pos_ids", re.IGNORECASE)
 _CACHE = re.compile(r"past|cache", re.IGNORECASE)
 _USES_CACHE = re.compile(r"^use_(cache|past)", re.IGNORECASE)
-# Side of an image and length of a waveform where the model leaves them open: 224 is a multiple of
-# the patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame.
-# What is convolved with another number of channels than 1 or 3 is not a picture, but smaller.
+# Side of an image and length of a waveform if the model leaves them open: 224 is a multiple of the
+# patches of 14, 16 and 32 pixels and of windows of 7; wav2vec2 needs 400 samples for a frame. A
+# convolved input with other than 1 or 3 channels is not an image, and smaller.
 IMAGE_SIDES = (224, 384, 256, 336, 448, 512, 32, 64, 96, 128)
 _SAMPLES, _FRAMES, _LATENT = 3200, 128, 32
-_ROWS = 3  # of an input whose number of axes is open, too
-# Of which indices to draw where others are outside of what they index: 0 and 1, then 0 alone.
+_ROWS = 3  # also of an input of unknown rank
+# The ranges of indices to try if some are out of range: 0 and 1, then 0 alone.
 FEWER_INDICES = (2, 1)
-# More elements are in no input that a check could run; numpy cannot even count those of some.
+# No input that a check could run has more elements; numpy cannot even count those of some.
 _MOST_ELEMENTS = 2**28
 # The hard sample: mean 10, deviation 5, so that a norm must subtract a large mean.
 _HARD_MEAN, _HARD_DEVIATION = 10.0, 5.0
-# Rows on which a norm, or what has taken its work over, may err by far more than on others.
+# Rows on which a norm, or its replacement, may err by far more than on others.
 ROWS = ("constant", "shifted", "zero")
 _CONSTANT, _SHIFT = 3.0, 1e3  # sums of threes are exact in any order
 
@@ -57,19 +57,18 @@ def make_inputs(
     below: int | None = None,
     rows: bool = False,
 ) -> list[dict[str, Array]]:
-    """`count` samples of inputs, the same for the same seed; sizes vary between samples.
+    """Draw `count` samples of inputs, the same for the same seed.
 
-    Numbers that index tables stay inside them, masks are ones with some trailing zeros in all
-    rows but the first, floats are N(0, 1), in the last of several samples N(10, 5^2). A decoder
-    with a branch for caches (optimum's `use_cache_branch`) takes it in every other sample, the
-    first among them, for one new token, the number that it was traced with; in the others its
-    caches are empty, so a mask is of the new tokens. Shapes
-    and arrays of `spec` are kept. `image_side`: of pictures whose sides the model leaves open.
-    `single`: batches hold one. `below`: how many integers there are to draw from, as where they
-    are places in what the model computes. `rows`: one sample more for each kind of `ROWS`, of
-    which all rows of floats are, along any axis, in a batch of one; none where no input is of such
-    floats.
-    Raises UsageError, naming the input, where that cannot be done.
+    Sizes vary between samples. Integers that index tables are in range, masks are ones with some
+    trailing zeros in all rows but the first, floats are N(0, 1), and N(10, 5^2) in the last of
+    several samples. A decoder with a branch for caches (optimum's `use_cache_branch`) uses it in
+    every other sample, starting with the first, for one new token, as it was traced; in the others
+    its caches are empty, so a mask is of the new tokens. Shapes and arrays of `spec` are used
+    unchanged. `image_side`: for images whose sides the model leaves open. `single`: batches have
+    one row. `below`: the upper bound of drawn integers, for those that index computed values.
+    `rows`: add one sample for each kind of `ROWS`, with all rows of floats, along any axis, of this
+    kind, in a batch of one; none is added without free float inputs. Raises UsageError, naming the
+    input, if an input cannot be drawn.
     """
     check_number("seed", seed)
     inputs, given, shapes = _asked(model, spec)
@@ -114,7 +113,7 @@ def make_inputs(
 
 
 def check_inputs(model: ir.Model, spec: InputSpec) -> None:
-    """Raise UsageError or DataError, naming the input, where `spec` does not suit the model."""
+    """Raise UsageError or DataError, naming the input, if `spec` does not fit the model."""
     inputs, _, shapes = _asked(model, spec)
     check_shapes(inputs, shapes)
 
@@ -122,7 +121,7 @@ def check_inputs(model: ir.Model, spec: InputSpec) -> None:
 def _asked(
     model: ir.Model, spec: InputSpec
 ) -> tuple[list[ir.Value], dict[str, Array], dict[str, tuple[int, ...]]]:
-    """The inputs that a sample has, the arrays that are given for them, and the shapes."""
+    """Return the inputs of a sample, the arrays that are given for them, and the shapes."""
     known = {str(v.name): v for v in model.graph.inputs}
     given = _given_arrays(known, spec)
     inputs = [v for n, v in known.items() if not v.is_initializer() or n in spec.names()]
@@ -224,7 +223,7 @@ def _draw(
 
 
 def _is_free(model: ir.Model, value: ir.Value) -> bool:
-    """Whether an input is of any floats: no index, mask or cache."""
+    """Whether an input accepts any floats: not an index, mask or cache."""
     name = str(value.name)
     if value.dtype is None or not value.dtype.is_floating_point() or _CACHE.search(name):
         return False
@@ -233,7 +232,7 @@ def _is_free(model: ir.Model, value: ir.Value) -> bool:
 
 
 def _rows_of(kind: str, x: Array) -> Array:
-    """Return numbers in the shape of x of which every row is of a kind."""
+    """Return numbers in the shape of x whose rows are all of one kind."""
     return {
         "constant": np.full_like(x, _CONSTANT),
         "shifted": np.asarray(x + _SHIFT),
@@ -269,7 +268,7 @@ def _integers(
 
 
 def _mask(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Ones, with at most half of a row zero, at its end; the first row has none."""
+    """Return ones, with at most the last half of a row zero; the first row is all ones."""
     if not shape or not shape[-1]:
         return np.ones(shape, dtype=np.bool_)
     kept = generator.integers((shape[-1] + 1) // 2, shape[-1] + 1, shape[:1] if shape[1:] else ())

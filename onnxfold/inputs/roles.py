@@ -1,4 +1,4 @@
-"""What integer and boolean inputs are for: indices into tables, or masks."""
+"""The meaning of integer and boolean inputs: indices into tables, or masks."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ MASK = re.compile(r"mask", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """Values that may stand in an input: low <= value < high."""
+    """Values that are valid in an input: low <= value < high."""
 
     low: int
     high: int
@@ -47,10 +47,10 @@ def _keeps_channels(node: ir.Node, index: int) -> bool:
 def arrivals(
     model: ir.Model, value: ir.Value, through: Callable[[ir.Node, int], bool] = _moves
 ) -> Iterator[Arrival]:
-    """Follows a value forward ``through`` some nodes, and what adds a constant to its numbers.
+    """Follow a value downstream ``through`` some nodes and additions of a constant.
 
-    Where an index that is negative counts from the end, as frameworks write it, one that is not
-    stays as it is: i + (i < 0) * rows, and Where(i < 0, i + rows, i).
+    If negative indices count from the end, as frameworks write it, other indices pass unchanged: i
+    + (i < 0) * rows, and Where(i < 0, i + rows, i).
     """
     seen: set[tuple[ir.Value, int]] = set()
     open_ends = [(value, 0)]
@@ -80,7 +80,7 @@ def _is_for_negatives(node: ir.Node, index: int) -> bool:
 
 
 def _of_negatives(condition: ir.Value | None) -> bool | None:
-    """What a condition says of negative numbers, where it says the contrary of others; or None."""
+    """Return the result of a condition for negative numbers if it is the opposite for others."""
     node = producer_of(condition)
     if node is None:
         return None
@@ -94,7 +94,7 @@ def _of_negatives(condition: ir.Value | None) -> bool | None:
     return {(False, True): below, (True, False): above}.get((zeros[0], zeros[1]))
 
 
-# What i < 0 and 0 < i say, written with each operator, of negative numbers.
+# The results of i < 0 and 0 < i, written with each operator, for negative numbers.
 _COMPARISONS: dict[str, tuple[bool | None, bool | None]] = {
     "Less": (True, None),
     "Greater": (None, True),
@@ -104,7 +104,7 @@ _COMPARISONS: dict[str, tuple[bool | None, bool | None]] = {
 
 
 def _offset(value: ir.Value | None) -> int | None:
-    """Return what is added to an index that is not negative, where that is one known number."""
+    """Return the number added to nonnegative indices, if it is known."""
     node = producer_of(value)
     if node is not None and operator(node) == "Mul":
         return 0 if any(_vanishes(operand) for operand in node.inputs) else None
@@ -112,7 +112,7 @@ def _offset(value: ir.Value | None) -> int | None:
 
 
 def _vanishes(value: ir.Value | None) -> bool:
-    """Whether a value is 0 where an index is not negative."""
+    """Whether a value is 0 where an index is nonnegative."""
     node = producer_of(value)
     if node is None:
         return False
@@ -125,7 +125,7 @@ def _vanishes(value: ir.Value | None) -> bool:
 
 
 def _constant(value: ir.Value | None) -> int | None:
-    """Return the one whole number of a constant, which a Cast may convert."""
+    """Return the only whole number in a constant, which a Cast may convert."""
     while (node := producer_of(value)) is not None and operator(node) == "Cast":
         value = node.inputs[0]
     tensor = constant_tensor(value)
@@ -136,7 +136,7 @@ def _constant(value: ir.Value | None) -> int | None:
 
 
 def _rows(arrival: Arrival) -> int | None:
-    """Number of rows of the table that an index addresses; None if it is none or unknown."""
+    """Return the number of rows of the table that an index addresses; None if unknown."""
     node = arrival.node
     place = dict(row_of(node).tables).get(arrival.index)
     if place is None or place >= len(node.inputs):
@@ -150,7 +150,7 @@ def _rows(arrival: Arrival) -> int | None:
 
 
 def _table_shape(table: ir.Value | None) -> tuple[object, ...]:
-    """The shape of a table, that may be stored in another type or order; () where unknown."""
+    """Return the shape of a table, which may be stored in another type or order; () if unknown."""
     orders: list[Sequence[int]] = []
     while table is not None:
         tensor = constant_tensor(table)
@@ -158,7 +158,7 @@ def _table_shape(table: ir.Value | None) -> tuple[object, ...]:
         if known is not None:
             return _ordered(tuple(known), orders[::-1])
         maker = table.producer()
-        # Rows tell no shape of these two; the shape of the one is turned, of the other the same.
+        # The shape of these two is not that of rows: one is transposed, the other unchanged.
         if maker is None or not (
             facets.same_shape(row_of(maker)) or operator(maker) in ("DequantizeLinear", "Transpose")
         ):
@@ -180,7 +180,7 @@ def _ordered(shape: tuple[object, ...], orders: Sequence[Sequence[int]]) -> tupl
 
 
 def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
-    """The values that keep an integer input inside every table that it indexes; None: no table."""
+    """Return the values that keep an integer input inside every table that it indexes, or None."""
     found: IndexRange | None = None
     for arrival in arrivals(model, value):
         rows = _rows(arrival)
@@ -191,7 +191,7 @@ def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
 
 
 def becomes_integer(model: ir.Model, value: ir.Value) -> bool:
-    """Whether floats are cast to integers: tokens of Keras, or places in what is computed."""
+    """Whether floats are cast to integers: tokens of Keras, or positions in computed values."""
     casts = (a.node for a in arrivals(model, value) if operator(a.node) == "Cast")
     return any(ir.DataType(node.attributes["to"].as_int()).is_integer() for node in casts)
 
@@ -216,9 +216,11 @@ def is_mask(model: ir.Model, value: ir.Value) -> bool:
 
 
 def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
-    """Channels that an input must have to be convolved; None: it is not, or not as a picture is.
+    """Return the channels that a convolved input must have.
 
-    A picture may be normalised first, by a mean and a deviation of each channel.
+    None if it is not convolved as an image.
+
+    An image may be normalized first, by a mean and a deviation of each channel.
     """
     rank = None if value.shape is None else len(value.shape)
     for arrival in arrivals(model, value, _keeps_channels):
@@ -233,5 +235,5 @@ def convolved_channels(model: ir.Model, value: ir.Value) -> int | None:
 
 
 def is_convolved(model: ir.Model, value: ir.Value) -> bool:
-    """Whether the value arrives, only moved, at the data input of a Conv."""
+    """Whether the value reaches the data input of a Conv, only moved on the way."""
     return any(a.node.op_type == "Conv" and a.index == 0 for a in arrivals(model, value))

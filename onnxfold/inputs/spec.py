@@ -1,4 +1,4 @@
-"""What a user says about the inputs: shapes by name, arrays, or files of arrays."""
+"""The user's description of inputs: shapes by name, arrays, or files of arrays."""
 
 import re
 import zipfile
@@ -22,9 +22,9 @@ _FORMS = "give name:1,128 or name:[1,128] or name:file.npy, or a file.npz"
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Shapes and files for inputs by name; inputs that it does not name are made up.
+    """Shapes and files for inputs by name; inputs that it does not name are drawn.
 
-    A file is a .npy with one array, or a .npz that holds the array under the input's name.
+    A file is a .npy with one array, or a .npz with the array under the input's name.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class InputSpec:
 
     @classmethod
     def of(cls, given: GivenInputs) -> "InputSpec":
-        """Read what Python gives: texts as :meth:`parse` does, or arrays and shapes by name.
+        """Read inputs from Python: texts as :meth:`parse` does, or arrays and shapes by name.
 
-        Raises UsageError for what is neither, and as that does.
+        Raises UsageError for other types, and for what :meth:`parse` refuses.
         """
         if not isinstance(given, Mapping):
             return cls.parse(given)
@@ -50,10 +50,10 @@ class InputSpec:
 
     @classmethod
     def parse(cls, texts: str | Iterable[str]) -> "InputSpec":
-        """Reads command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
+        """Read command-line values, each `name:1,128`, `name:[1,128]`, `name:x.npy` or `x.npz`.
 
-        A name may hold colons. Raises UsageError for anything else and for an input that is given
-        twice, DataError for a missing file.
+        A name may contain colons. Raises UsageError for anything else and for a repeated input,
+        DataError for a missing file.
         """
         shapes: dict[str, tuple[int, ...]] = {}
         files: dict[str, Path] = {}
@@ -74,7 +74,7 @@ class InputSpec:
         return frozenset(self.files) | frozenset(self.arrays)
 
     def words(self) -> list[str]:
-        """Return values of --inputs that give the same; an array is to be stored in a file."""
+        """Return equivalent values of --inputs; an array must be stored in a file for that."""
         shapes = [f"{name}:{','.join(map(str, shape))}" for name, shape in self.shapes.items()]
         files = [
             str(path) if path.suffix == ".npz" else f"{name}:{path}"
@@ -83,7 +83,7 @@ class InputSpec:
         return [*shapes, *dict.fromkeys(files), *(f"{name}:FILE.npy" for name in self.arrays)]
 
     def load(self, name: str) -> Array:
-        """The array that is given for an input; raises DataError for an unreadable file."""
+        """Return the array that is given for an input; raises DataError for an unreadable file."""
         if name in self.arrays:
             return self.arrays[name]
         path = self.files[name]
@@ -112,7 +112,7 @@ def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:
 
 
 def _shape(name: str, value: object) -> tuple[int, ...]:
-    """Return a shape that Python gives; raises UsageError for anything else."""
+    """Return a shape given in Python; raises UsageError for anything else."""
     if isinstance(value, Sequence) and all(
         isinstance(size, int | np.integer) and size >= 0 for size in value
     ):

@@ -1,4 +1,4 @@
-"""Data to run models on: arrays, text, tables, images, or made-up inputs, as shards of rows."""
+"""Data to run models on: arrays, text, tables, images, or synthetic inputs, as shards of rows."""
 
 from onnxfold.inputs.data.choose import open_data
 from onnxfold.inputs.data.input_signature import InputSignature

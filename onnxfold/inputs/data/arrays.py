@@ -12,7 +12,8 @@ from onnxfold.errors import DataError
 from onnxfold.inputs.data.input_signature import InputSignature
 from onnxfold.inputs.data.shards import Array, Batch, DataOptions, Shard, blocks
 
-# What numpy raises for a file that is damaged or no array; TypeError for a .npy named .npz.
+# Errors that numpy raises for a file that is damaged or not an array; TypeError for a .npy named
+# .npz.
 _UNREADABLE = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
@@ -40,7 +41,10 @@ class ArrayFiles:
         return found
 
     def _rows(self, file: Path) -> int:
-        """Return the rows of a file; a bad one counts as one, so that reading it tells why."""
+        """Return the rows of a file.
+
+        An unreadable one counts as one row, so that reading it reports why.
+        """
         try:
             arrays = self._load(file)
             return len(next(iter(arrays.values())))

@@ -1,4 +1,4 @@
-"""What kind of data a path is."""
+"""The kind of data at a path."""
 
 from pathlib import Path
 
@@ -22,10 +22,10 @@ _KINDS = "a .npz, .npy, .txt, .jsonl, .parquet or .arrow file, or a folder of on
 def open_data(
     data: Path | None, model: ir.Model, model_path: Path | None, options: DataOptions
 ) -> Data:
-    """Return the data at a path, by the names of its files; made-up inputs where there is none.
+    """Return the data at a path, by the names of its files, or synthetic inputs without a path.
 
-    Raises DataError for what is no data, UsageError for data whose helpers (a tokenizer, a file of
-    preprocessing) are not told.
+    Raises DataError for an unknown kind of data, UsageError for data without a required helper (a
+    tokenizer, a preprocessing file).
     """
     signature = InputSignature.of(model)
     if data is None:

@@ -1,4 +1,4 @@
-"""A folder of images, prepared as the model's preprocessor_config.json says, by Pillow."""
+"""A folder of images, preprocessed as in the model's preprocessor_config.json, by Pillow."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 
 def find_preprocessor(model: Path | None, data: Path) -> Path:
-    """Return the preprocessor_config.json beside the model or in the folder of images."""
+    """Return the preprocessor_config.json of the model's folder or of the folder of images."""
     folders = [data] if model is None else [model.parent, data]
     for folder in folders:
         if (folder / "preprocessor_config.json").is_file():
@@ -32,7 +32,7 @@ def find_preprocessor(model: Path | None, data: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Images in the order of names: resized, cropped, scaled and normalised, [N, C, H, W]."""
+    """Images in the order of names: resized, cropped, scaled and normalized, [N, C, H, W]."""
 
     files: tuple[Path, ...]
     preprocessor: Path
@@ -90,7 +90,7 @@ def _prepared(file: Path, config: Mapping[str, Any], row: int) -> Array:
 
 
 def _target(size: tuple[int, int], wanted: int | Mapping[str, int]) -> tuple[int, int]:
-    """Return width and height: both given, or the shortest edge with the proportions kept."""
+    """Return width and height: both given, or the shortest edge with the aspect ratio kept."""
     if isinstance(wanted, Mapping) and "height" in wanted:
         return wanted["width"], wanted["height"]
     edge = wanted if isinstance(wanted, int) else wanted["shortest_edge"]

@@ -1,4 +1,4 @@
-"""The inputs of a model as data must suit them."""
+"""The inputs of a model as requirements on data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from onnxfold.inputs.roles import index_range, is_mask
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input: its numpy type, dims (None: not known), and the indices that it may hold."""
+    """One input: its numpy type, dims (None if unknown), and the indices that it may contain."""
 
     name: str
     dtype: np.dtype[Any]
@@ -26,7 +26,7 @@ class Input:
     is_mask: bool
 
     def suited(self, array: Array, where: str, first_row: int) -> Array:
-        """Return the array in the type of the input; DataError where it does not suit it."""
+        """Return the array in the type of the input; raises DataError if it does not fit."""
         self._check_shape(array, where)
         if array.dtype != self.dtype:
             if not np.can_cast(array.dtype, self.dtype, "same_kind"):
@@ -66,13 +66,13 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class InputSignature:
-    """The inputs that a model must be given, by name."""
+    """The inputs that a model requires, by name."""
 
     inputs: Mapping[str, Input]
 
     @staticmethod
     def of(model: ir.Model) -> "InputSignature":
-        """Return the signature of a model; raises UsageError for inputs that are no tensors."""
+        """Return the signature of a model; raises UsageError for inputs that are not tensors."""
         values = [value for value in model.graph.inputs if not value.is_initializer()]
         return InputSignature({str(value.name): _input(model, value) for value in values})
 
@@ -89,11 +89,14 @@ class InputSignature:
         return masks[0] if len(masks) == 1 else None
 
     def mask_dims(self, name: str | None) -> tuple[Dim, ...]:
-        """Return the dims of the mask as the graph names them; none where there is no mask."""
+        """Return the dims of the mask as the graph names them, or () without a mask."""
         return () if name is None else self.inputs[name].dims or ()
 
     def suited(self, feeds: Mapping[str, Array], where: str, first_row: int) -> dict[str, Array]:
-        """Return the feeds in the types of the inputs; DataError for what does not suit."""
+        """Return the feeds in the types of the inputs.
+
+        Raises DataError for those that do not fit.
+        """
         missing = [name for name in self.inputs if name not in feeds]
         if missing:
             listed = ", ".join(f"'{name}'" for name in feeds) or "no array"

@@ -17,7 +17,7 @@ DEFAULT_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class DataSamples:
-    """Inputs by name for each sample, how many rows they are in all, and whether there are more."""
+    """Inputs by name for each sample, the total number of rows, and whether there are more."""
 
     path: Path
     feeds: tuple[dict[str, Array], ...]
@@ -26,17 +26,17 @@ class DataSamples:
 
     @property
     def label(self) -> str:
-        """The data in words."""
+        """A description of the data."""
         return f"{'the first ' if self.more else ''}{self.rows} rows of {self.path}"
 
 
 def read_samples(
     path: Path, model: ir.Model, model_path: Path | None, rows: int = DEFAULT_ROWS
 ) -> DataSamples:
-    """Read the first rows of data, one for each sample, or as many as the model's batch holds.
+    """Read the first rows of data, one per sample, or as many as the model's batch has.
 
-    Raises UsageError for a senseless number of rows, DataError for data that cannot be read, does
-    not suit the model, or holds NaN.
+    Raises UsageError for an invalid number of rows, DataError for data that cannot be read, does
+    not fit the model, or contains NaN.
     """
     if rows < 1:
         raise UsageError(f"--rows must be 1 or more, not {rows}")
@@ -56,7 +56,7 @@ def read_samples(
 
 
 def _batch(signature: InputSignature) -> int:
-    """The rows that a model takes together: what its inputs fix, otherwise one."""
+    """Return the rows that a model processes together: its fixed batch, otherwise one."""
     first = (i.dims[0] for i in signature.inputs.values() if i.dims)
     return max((dim for dim in first if isinstance(dim, int)), default=1)
 
@@ -66,7 +66,7 @@ def _size(shard: Shard) -> int:
 
 
 def _whole(shard: Shard, batch: int) -> Shard:
-    """The shard without rows that fill no batch."""
+    """Return the shard without rows that do not fill a batch."""
     return replace(shard, stop=shard.start + _size(shard) // batch * batch)
 
 

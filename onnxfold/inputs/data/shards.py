@@ -1,4 +1,4 @@
-"""What all kinds of data have in common: shards, batches, and sentences about what is wrong."""
+"""Common to all kinds of data: shards, batches, and messages about faults."""
 
 import importlib
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from onnxfold.errors import DependencyError
 
 Array = npt.NDArray[Any]
-# A shard is a unit of work, of what a bad row costs with --skip-bad, and of what is resumed.
+# A shard is the unit of work, of what a bad row costs with --skip-bad, and of resuming.
 _SHARD_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows ``start`` to ``stop`` of a file; ``offset`` says where they begin, in its own way."""
+    """Rows ``start`` to ``stop`` of a file; ``offset`` locates the first in a format of its own."""
 
     file: str
     start: int
@@ -27,7 +27,7 @@ class Shard:
 
     @property
     def label(self) -> str:
-        """Name the shard to a person."""
+        """Name the shard for a person."""
         return f"{self.file}, rows {self.start} to {self.stop - 1}"
 
 
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """How data is read.
+    """How to read data.
 
     ``rows`` limits the rows; ``length`` is the most tokens of a text; ``column`` the name of the
     text in JSONL and tables; ``mask`` the input that is 0 at padding.
@@ -59,14 +59,14 @@ class DataOptions:
 
 
 class Data(Protocol):
-    """Rows of data; it goes to worker processes, so it holds nothing that cannot be pickled."""
+    """Rows of data; it must be picklable, because it is sent to worker processes."""
 
     @property
     def kind(self) -> str:
-        """Say what the data is, for the report."""
+        """Name the kind of data, for the report."""
 
     def shards(self) -> list[Shard]:
-        """Return the shards in order; the same for the same files and options."""
+        """Return the shards in order, the same for the same files and options."""
 
     def batches(self, shard: Shard) -> Iterator[Batch]:
         """Yield the rows of a shard; raises DataError, which names the shard, row and remedy."""
@@ -80,7 +80,7 @@ def blocks(file: str, rows: int, limit: int | None, batch: int) -> list[Shard]:
 
 
 def optional(module: str, package: str, purpose: str, extra: str = "measure") -> Any:
-    """Import what is no dependency of onnxfold; raises DependencyError that says how to get it."""
+    """Import an optional dependency; raises DependencyError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Made-up inputs, drawn as the check draws them; they say nothing about real data."""
+"""Synthetic inputs, drawn as the check draws them, which do not represent real data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _DRAWN_TOGETHER = 2  # the batch of the first sample of a draw
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """Draws of two rows each, every one with a seed of its own.
+    """Draws of two rows each, every one with its own seed.
 
     The inputs are drawn once, in :meth:`shards`, since they need the graph; they are small.
     """
@@ -27,7 +27,7 @@ class Synthetic:
 
     @staticmethod
     def of(model: ir.Model, signature: InputSignature, options: DataOptions) -> "Synthetic":
-        """Draw inputs for a model; raises UsageError where an input cannot be drawn."""
+        """Draw inputs for a model; raises UsageError if an input cannot be drawn."""
         count = -(-(options.rows or _ROWS) // _DRAWN_TOGETHER)
         drawn = tuple(
             make_inputs(model, InputSpec(), count=1, seed=options.seed + number)[0]

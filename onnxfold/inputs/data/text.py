@@ -22,7 +22,7 @@ _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
 
 
 def find_tokenizer(options: DataOptions, model: Path | None, data: Path) -> Path:
-    """Return the tokenizer.json: the given one, or one beside the model or the data."""
+    """Return the tokenizer.json: the given one, or one in the folder of the model or the data."""
     if (given := options.tokenizer) is not None:
         if not given.is_file():
             raise DataError(f"{given}: there is no such file; --tokenizer takes a tokenizer.json")
@@ -40,7 +40,7 @@ def find_tokenizer(options: DataOptions, model: Path | None, data: Path) -> Path
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Makes batches of texts: padded to the longest of a batch, or to what the model demands."""
+    """Makes batches of texts, padded to the longest of a batch or to the model's fixed length."""
 
     tokenizer: Path
     signature: InputSignature
@@ -89,7 +89,7 @@ def _tokenizer(file: Path, length: int, fixed: int | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A .txt file with a text on each line, or a .jsonl with an object on each."""
+    """A .txt file with a text per line, or a .jsonl file with an object per line."""
 
     file: Path
     tokens: Tokens
@@ -99,7 +99,7 @@ class TextFile:
         return "text"
 
     def shards(self) -> list[Shard]:
-        """Cut the file at lines, and note the byte at which each shard begins."""
+        """Cut the file at lines, and record the byte at which each shard begins."""
         options = self.tokens.options
         offsets = [0]
         with self.file.open("rb") as lines:
