@@ -1,9 +1,9 @@
-"""Channels: where the elements of a vector stand in a tensor, followed through layouts in order.
+"""Channels: the positions of a vector's elements in a tensor, followed in order through layouts.
 
 A vector g of n elements acts on a tensor as a diagonal: every element of the tensor is multiplied
-by one g[i].  i is written in digits, most significant first, each digit a block of an axis.  A
-fiber (graph/fiber.py) is the same without the order, which a mean does not need but a diagonal
-does: ``[B,T,C]`` reshaped to ``[B,T,H,D]`` has i = h * D + d, whatever transposition follows.
+by one g[i]. i is written in digits, most significant first, each digit a block of an axis. A fiber
+(graph/fiber.py) is the same without the order, which matters for a diagonal but not for a mean:
+``[B,T,C]`` reshaped to ``[B,T,H,D]`` has i = h * D + d, whatever transposition follows.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,7 +25,7 @@ class Channels:
 
     @staticmethod
     def of(digits: Iterable[AxisBlock]) -> "Channels":
-        """Return canonical channels: digits of size 1 dropped, neighbouring digits merged."""
+        """Return canonical channels: digits of size 1 dropped, adjacent digits merged."""
         merged: list[AxisBlock] = []
         for digit in digits:
             last = merged[-1] if merged else None
@@ -50,11 +50,11 @@ class Channels:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that take part, ascending, each once."""
+        """The axes of its digits, ascending, each once."""
         return tuple(sorted({digit.axis for digit in self.digits}))
 
     def mapped(self, image: Callable[[Fiber], Fiber | None]) -> "Channels | None":
-        """Return the channels with every digit replaced by its image, None where one has none."""
+        """Return the channels with every digit replaced by its image, or None if one has none."""
         digits: list[AxisBlock] = []
         for digit in self.digits:
             fiber = image(Fiber((digit,)))
@@ -73,7 +73,7 @@ class Channels:
     def spread(self, vector: Float64, shape: tuple[int, ...]) -> Float64:
         """Return ``vector`` as an array that broadcasts against a tensor of ``shape``.
 
-        Raises InvariantError when the channels do not fit the shape or the vector.
+        Raises InvariantError if the channels do not fit the shape or the vector.
         """
         if vector.size != self.size:
             raise InvariantError(f"a vector of {vector.size} elements has {self.size} channels")

@@ -1,7 +1,7 @@
 """Values that do not depend on the model's inputs, and their arrays.
 
-A value is constant when it is an initializer that no caller can override, the output of a
-Constant node, or computed from such values by deterministic operators.
+A value is constant if it is an initializer that no caller can override, the output of a Constant
+node, or computed from such values by deterministic operators.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 
 TensorOf: TypeAlias = Callable[[ir.Value | None], ir.TensorProtocol | None]
-# What onnx's evaluator raises for operands that an operator does not take.
+# Errors of onnx's evaluator for operands that an operator does not accept.
 _NO_RESULT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def attribute_tensor(attribute: ir.Attr) -> ir.TensorProtocol:
-    """Return the tensor of an attribute; raises TypeError where it holds something else.
+    """Return the tensor of an attribute; raises TypeError for any other attribute.
 
-    Attr.as_tensor compares with every method of the protocol, which takes longer than the rest.
+    Attr.as_tensor checks every method of the protocol, which takes longer than the rest.
     """
     if attribute.type is not ir.AttributeType.TENSOR or attribute.value is None:
         raise TypeError(f"attribute '{attribute.name}' holds no tensor")
@@ -33,9 +33,9 @@ def attribute_tensor(attribute: ir.Attr) -> ir.TensorProtocol:
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer or Constant node; None for anything else.
+    """Return the tensor of an initializer or Constant node; None for other values.
 
-    An initializer that is also a graph input is a default that callers may override, hence no
+    An initializer that is also a graph input is a default that callers may override, so it is not a
     constant.
     """
     if value is None:
@@ -49,7 +49,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def default_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """Return what :func:`constant_tensor` does, and the default that callers may override."""
+    """Return the result of :func:`constant_tensor`, or a default that callers may override."""
     default = value is not None and value.is_initializer()
     return value.const_value if value is not None and default else constant_tensor(value)
 
@@ -70,12 +70,12 @@ def _constant_node_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 class ConstantFolder:
-    """Evaluates small constant values on demand and remembers them.
+    """Evaluator of small constant values on demand, each computed once.
 
-    ``limit`` bounds the number of elements of every tensor that takes part, so that asking never
-    reads a weight; a tensor that is ``costly``, being computed from weights, counts as unknown.
-    ``wide`` computes with floats as float64, without the roundings of the model's own types.
-    ``tensor_of`` says what is stored.
+    ``limit`` bounds the number of elements of every tensor involved, so that a weight is never
+    read; a tensor that is ``costly``, being computed from weights, is unknown. ``wide`` computes
+    with floats as float64, without the roundings of the model's own types. ``tensor_of`` returns
+    the stored tensor of a value.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class ConstantFolder:
         self._known: dict[ir.Value, Array | None] = {}
 
     def array(self, value: ir.Value | None) -> Array | None:
-        """Return the array of a constant value of at most ``limit`` elements, else None."""
+        """Return the array of a constant value of at most ``limit`` elements, or None."""
         if value is None:
             return None
-        # Not by recursion: expressions may be thousands of operators long.
+        # No recursion: expressions may be thousands of operators long.
         pending = [] if value in self._known else [value]
         while pending:
             current = pending[-1]
-            self._known.setdefault(current, None)  # a cycle, were there one, is not constant
+            self._known.setdefault(current, None)  # a cycle, if one existed, is not constant
             operand = self._unknown_operand(current)
             if operand is not None:
                 pending.append(operand)
@@ -111,7 +111,7 @@ class ConstantFolder:
         return self._known[value]
 
     def _unknown_operand(self, value: ir.Value) -> ir.Value | None:
-        """Return what must be evaluated next for the value; None where all or enough is known."""
+        """Return the operand to evaluate next for the value; None if all or enough are known."""
         node = value.producer()
         if node is None or not _is_folded(node) or not facets.reads_elements(row_of(node)):
             return None
@@ -145,20 +145,23 @@ class ConstantFolder:
             if not self._is_small(node, inputs) or _begins_before(node, inputs):
                 return None
             if node.op_type == "Unsqueeze" and "axes" in node.attributes and inputs[0] is not None:
-                # onnx's evaluator inserts one axis after the other, whatever their order.
+                # onnx's evaluator inserts one axis after the other, in any order.
                 return np.expand_dims(inputs[0], tuple(node.attributes.get_ints("axes", ())))
             if self._wide and node.op_type == "Cast" and value.dtype in FLOATS:
                 return None if inputs[0] is None else inputs[0].astype(np.float64)
             return self._widened(self._compute(node, inputs)[value.index() or 0])
         except _NO_RESULT:
-            return None  # it fails wherever it runs, so nobody can know it
+            return None  # it fails wherever it runs, so its value is unknown
 
     def _widened(self, array: Array) -> Array:
-        # bfloat16 is of kind V, as a type that numpy does not know itself
+        # bfloat16 has kind V, being a type that numpy does not know
         return array.astype(np.float64) if self._wide and array.dtype.kind in "fV" else array
 
     def _is_small(self, node: ir.Node, inputs: list[Array | None]) -> bool:
-        """Whether the results are small: of these four operators a few numbers ask for any size."""
+        """Whether the results are small.
+
+        For these four operators a few numbers can request any size.
+        """
         shapes = (self._shape_of(output) for output in node.outputs)
         elements = [_product([d for d in shape if isinstance(d, int)]) for shape in shapes if shape]
         if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
@@ -182,7 +185,7 @@ class ConstantFolder:
         return array if node.op_type == "Shape" else np.asarray(np.prod(array), dtype=np.int64)
 
     def _picked_size(self, node: ir.Node) -> Array | None:
-        """Return sizes that a Gather picks from a shape of which other sizes are open."""
+        """Return sizes that a Gather picks from a shape in which other sizes are unknown."""
         data = node.inputs[0]
         maker = None if data is None else data.producer()
         if node.op_type != "Gather" or node.domain or maker is None or maker.op_type != "Shape":
@@ -200,18 +203,18 @@ class ConstantFolder:
 
     def _compute(self, node: ir.Node, inputs: list[Array | None]) -> list[Array]:
         from onnx import helper
-        from onnx.reference import ReferenceEvaluator  # slow to import, seldom needed
+        from onnx.reference import ReferenceEvaluator  # slow to import, rarely needed
 
         proto = whole_node(node)
         feeds = {name: array for name, array in zip(proto.input, inputs, strict=True) if name}
-        # In a model, for a node by itself is read as one of the newest opset (onnx 1.23).
+        # In a model, because a node by itself is read with the newest opset (onnx 1.23).
         operands = [helper.make_empty_tensor_value_info(name) for name in feeds]
         results = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
         model = helper.make_model(
             helper.make_graph([proto], "constant", operands, results),
             opset_imports=[helper.make_opsetid("", self._opset)],
         )
-        with np.errstate(all="ignore"):  # what overflows is infinite here as where a model runs
+        with np.errstate(all="ignore"):  # overflow is infinite here as it is where a model runs
             computed = ReferenceEvaluator(model).run(None, feeds)
         by_name = dict(zip((info.name for info in results), computed, strict=True))
         return [np.asarray(by_name[name]) if name else np.zeros(0) for name in proto.output]
@@ -224,7 +227,7 @@ def _is_folded(node: ir.Node) -> bool:
 def _begins_before(node: ir.Node, inputs: list[Array | None]) -> bool:
     """Whether a Slice goes backwards from before the first element.
 
-    ONNX then begins with that element, onnx's evaluator with none.
+    ONNX then starts at that element, onnx's evaluator at none.
     """
     if node.op_type != "Slice" or len(inputs) < 5 or inputs[4] is None:
         return False
@@ -235,7 +238,7 @@ def _begins_before(node: ir.Node, inputs: list[Array | None]) -> bool:
 
 
 def _read_by(node: ir.Node, shape: Shape) -> Shape:
-    """Return the sizes that a Shape node tells."""
+    """Return the sizes that a Shape node reads."""
     start = node.attributes.get_int("start", 0)
     return shape[start : node.attributes.get_int("end", len(shape))]
 
@@ -249,8 +252,8 @@ def _product(sizes: Array | list[int] | None) -> float:
 def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """Return the tensor, read or computed.
 
-    What onnx itself evaluates or infers reads no external data, and serializing a lazy tensor wraps
-    what it raises.
+    onnx's own evaluation and inference cannot read external data, and serializing a lazy tensor
+    would wrap its errors.
     """
     if not isinstance(tensor, (ir.ExternalTensor, ir.LazyTensor)):
         return tensor
@@ -258,7 +261,7 @@ def in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def whole_node(node: ir.Node) -> onnx.NodeProto:
-    """Return the node as a protobuf whose tensors are all in it."""
+    """Return the node as a protobuf with all its tensors embedded."""
     proto = ir.serde.serialize_node(node)
     for attribute in proto.attribute:
         if attribute.t.data_location == onnx.TensorProto.EXTERNAL:

@@ -1,8 +1,8 @@
 """Dimensions that may be symbolic, and products of them.
 
-A dimension is an ``int``, a ``str`` (a symbol: equal strings are equal sizes) or ``None``
-(nothing is known, not even that it equals another ``None``).  A product of dimensions is a
-:class:`Extent`: an integer times a multiset of symbols, so that ``B*T*768`` equals ``T*768*B``.
+A dimension is an ``int``, a ``str`` (a symbol: equal strings are equal sizes) or ``None`` (unknown,
+and not known to equal another ``None``). A product of dimensions is a :class:`Extent`: an integer
+times a multiset of symbols, so that ``B*T*768`` equals ``T*768*B``.
 """
 
 import re
@@ -15,11 +15,11 @@ Shape = tuple[Dim, ...]
 
 
 def is_number(dim: Dim) -> bool:
-    """Whether a dimension is known by its number."""
+    """Whether a dimension is a known number."""
     return isinstance(dim, int)
 
 
-# PyTorch writes numbers in front, "4*s77".
+# PyTorch writes the number first, "4*s77".
 _PLAIN_PRODUCT = re.compile(r"([0-9]+\s*\*\s*)*[A-Za-z_][\w.]*(\s*\*\s*[A-Za-z_0-9][\w.]*)*")
 
 
@@ -34,7 +34,7 @@ class Extent:
         return Extent(self.factor * other.factor, tuple(sorted(self.symbols + other.symbols)))
 
     def __floordiv__(self, other: "Extent") -> "Extent | None":
-        """Return the quotient; None where it is no product, or the other may be no size."""
+        """Return the quotient; None if it is not a product, or the divisor may not be a size."""
         if other.factor <= 0 or self.factor % other.factor:
             return None
         left = Counter(self.symbols)
@@ -45,7 +45,7 @@ class Extent:
 
     @property
     def dim(self) -> Dim:
-        """The product as one size, None where it has no name that :func:`extent` would split."""
+        """The product as one size, or None if its name would be split again by :func:`extent`."""
         if not self.symbols or self == Extent(1, self.symbols[:1]):
             return self.symbols[0] if self.symbols else self.factor
         if self.factor <= 0 or not all(map(_PLAIN_PRODUCT.fullmatch, self.symbols)):
@@ -70,12 +70,12 @@ def _of_symbol(symbol: str) -> Extent:
 
 
 def in_order(dim: Dim) -> Dim:
-    """Return the size with the factors of its name in order: equal products have equal names."""
+    """Return the size with sorted factors in its name, so that equal products have equal names."""
     return _of_symbol(dim).dim or dim if isinstance(dim, str) and "*" in dim else dim
 
 
 def extent(dims: Iterable[Dim]) -> Extent | None:
-    """Return the product of ``dims``, or None when one of them is unknown."""
+    """Return the product of ``dims``, or None if one of them is unknown."""
     product = ONE
     for dim in dims:
         if dim is None:

@@ -1,8 +1,8 @@
-"""The only mutator of graphs: new nodes in the place of old ones, changed constants, fewer nodes.
+"""The only mutator of graphs: replaced nodes, changed constants, removed nodes.
 
-An editor works on one version of a model: in place, or on a copy, so that the version stays as it
-is and what was found in it stays true.  Values that others can see (inputs, outputs) keep their
-names and types; nodes and weights that nothing reads any more go.
+An editor works on one version of a model, in place or on a copy, which leaves the version and the
+facts about it unchanged. Values visible to callers (inputs, outputs) keep their names and types;
+nodes and weights without readers are removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from onnxfold.operators.table import row_of
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """New nodes, in order, and which value each of their results stands in for."""
+    """New nodes in order, and the value that each of their results replaces."""
 
     nodes: tuple[ir.Node, ...]
     stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
@@ -28,12 +28,12 @@ class Lowered:
 
     @staticmethod
     def of(new: NewNodes, *stands_for: tuple[ir.Value, ir.Value]) -> "Lowered":
-        """Return nodes with all weights that came with them."""
+        """Return a replacement by nodes with all their weights."""
         return Lowered(tuple(new.nodes), stands_for, tuple(new.weights))
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-    """Give a graph a tensor under a name that is free."""
+    """Add a tensor to a graph under an unused name."""
     tensor.name = name
     shape = ir.Shape(tensor.shape.numpy())
     kind = ir.TensorType(tensor.dtype)
@@ -43,7 +43,7 @@ def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value
 
 
 def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Let an initializer or Constant node hold another tensor."""
+    """Change the tensor of an initializer or Constant node."""
     if value.is_initializer():
         value.const_value = tensor
         return
@@ -55,10 +55,10 @@ def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 
 
 class Editor:
-    """Edits one version of a model; knows which names are taken and what replaced what.
+    """Edits of one version of a model, with the names in use and the replacements made.
 
-    ``info`` answers questions about the version as it was.  ``value`` and ``node`` lead from what
-    it answers to the model that is edited.
+    ``info`` describes the version as it was; ``value`` and ``node`` map its answers to the model
+    that is edited.
     """
 
     def __init__(self, info: ModelInfo, *, copy: bool = False):
@@ -67,7 +67,8 @@ class Editor:
         self._values: dict[ir.Value, ir.Value] = {}
         self._nodes: dict[ir.Node, ir.Node] = {}
         self._replaced: dict[ir.Value, ir.Value] = {}
-        # Of the version: a name that an edit frees still tells the proof of the old value.
+        # Names of the version: even one that an edit frees still identifies the old value for the
+        # proof.
         self._taken = {v.name for graph in info.graphs for v in graph_values(graph)}
         if copy:
             for old, new in zip(info.graphs, all_graphs(self.model), strict=True):
@@ -81,11 +82,11 @@ class Editor:
             self._values.update(zip(node.outputs, twin.outputs, strict=True))
 
     def value(self, known: ir.Value) -> ir.Value:
-        """Return the value of the edited model that a value of the version is."""
+        """Return the value of the edited model that corresponds to one of the version."""
         return self._values.get(known, known)
 
     def node(self, known: ir.Node) -> ir.Node:
-        """Return the node of the edited model that a node of the version is."""
+        """Return the node of the edited model that corresponds to one of the version."""
         return self._nodes.get(known, known)
 
     def by_ref(self) -> dict[str, ir.Value]:
@@ -93,7 +94,7 @@ class Editor:
         return {ref: self.value(value) for ref, value in self.info.by_ref().items()}
 
     def unused(self, name: str) -> str:
-        """Return the name, with a number where it is taken, and take it."""
+        """Return the name, with a number if it is taken, and reserve it."""
         candidate, number = name, 2
         while candidate in self._taken:
             candidate, number = f"{name}.{number}", number + 1
@@ -101,7 +102,7 @@ class Editor:
         return candidate
 
     def new_constant(self, near: ir.Value, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """Add an initializer to the graph that ``near`` is in."""
+        """Add an initializer to the graph that contains ``near``."""
         node = near.producer()
         graph = node.graph if node is not None else near.graph
         if not isinstance(graph, ir.Graph):
@@ -113,12 +114,12 @@ class Editor:
         return _register(self.model.graph, tensor, self.unused(name))
 
     def insert_behind(self, value: ir.Value, lowered: Lowered) -> None:
-        """Insert nodes behind the producer of a value, or first where the value is an input."""
+        """Insert nodes after the producer of a value, or first if the value is an input."""
         node = value.producer()
         graph = node.graph if node is not None else value.graph
         if not isinstance(graph, ir.Graph):
             raise InvariantError(f"'{value.name}' is in no graph")
-        first = graph[0]  # as the graph is without the constants that come in front
+        first = graph[0]  # as the graph is without its leading constants
         self._prepare(graph, lowered, ())
         if node is not None:
             graph.insert_after(node, lowered.nodes)
@@ -126,9 +127,9 @@ class Editor:
             graph.insert_before(first, lowered.nodes)
 
     def compute_before(self, place: ir.Node, new: NewNodes) -> ir.Value:
-        """Insert nodes that stand for nothing before another one; return what the last gives.
+        """Insert nodes that replace nothing before another one; return the last result.
 
-        They get the names of their results, which nothing else has.
+        They are named by their results, which have unique names.
         """
         if not isinstance(place.graph, ir.Graph):
             raise InvariantError(f"node '{place.name}' is in no graph")
@@ -139,7 +140,7 @@ class Editor:
         return new.nodes[-1].outputs[0]
 
     def rename(self, value: ir.Value, name: str) -> None:
-        """Give a value that is another than the one of its name before a new one."""
+        """Rename a value that is about to be replaced under its name."""
         value.name = self.unused(name)
 
     def put_behind(
@@ -150,9 +151,9 @@ class Editor:
         role: str = "bias",
         before: str = "product",
     ) -> None:
-        """Insert nodes of which the first reads a value; the last result gets name and readers.
+        """Insert nodes of a chain from a value, whose name and readers go to the last result.
 
-        ``role`` names the nodes, ``before`` what the first reads.
+        The first node reads the value. ``role`` names the nodes, ``before`` its operand.
         """
         producer, result = splice_behind(value, nodes), nodes[-1].outputs[0]
         inherit(value, result)
@@ -167,7 +168,7 @@ class Editor:
                 node.outputs[0].name = self.unused(f"{result.name}.{role}")
 
     def _of_known_sizes(self, value: ir.Value) -> ir.Shape | None:
-        """Return the shape of a value with no other names of sizes than those of the inputs."""
+        """Return the shape of a value with only those size names that inputs have."""
         known = {size for each in self.model.graph.inputs for size in declared_shape(each) or ()}
         shape = declared_shape(value)
         if shape is None:
@@ -175,9 +176,9 @@ class Editor:
         return ir.Shape(s if isinstance(s, int) or s in known else None for s in shape)
 
     def stand_in(self, lowered: Lowered, before: ir.Node, old: Iterable[ir.Node]) -> None:
-        """Insert new nodes before a node; they take over the names of what they stand for.
+        """Insert new nodes before a node; they take the names of the nodes that they replace.
 
-        Those of the ``old`` nodes that nothing reads any more are removed, with their weights.
+        Those ``old`` nodes without further readers are removed, with their weights.
         """
         graph = before.graph
         if not isinstance(graph, ir.Graph):
@@ -195,7 +196,7 @@ class Editor:
         sweep(old)
 
     def drop_if_unread(self, value: ir.Value | None) -> None:
-        """Remove a constant expression that nothing reads any more, and what only it reads."""
+        """Remove a constant expression without readers, and everything that only it reads."""
         waiting = [value]
         while waiting:
             value = waiting.pop()
@@ -209,10 +210,10 @@ class Editor:
                 drop_weight(value)
 
     def _prepare(self, graph: ir.Graph, lowered: Lowered, heirs: tuple[ir.Value, ...]) -> None:
-        """Name what is new, read what replaced an operand, register weights."""
+        """Name the new nodes, redirect replaced operands, register weights."""
         for value in lowered.initializers:
             if value.graph is graph:
-                continue  # shared with nodes that are in place
+                continue  # shared with existing nodes
             value.name = self.unused(value.name or "weight")
             add_constant(graph, value)
         for node in lowered.nodes:
@@ -220,7 +221,7 @@ class Editor:
                 if operand in self._replaced:
                     node.replace_input_with(index, self._replaced[operand])
             for output in node.outputs:
-                if output not in heirs and output.name != "":  # which is left out
+                if output not in heirs and output.name != "":  # omitted
                     output.name = self.unused(output.name or node.op_type)
 
 
@@ -229,7 +230,10 @@ def _weights(graph: ir.Graph) -> list[ir.Value]:
 
 
 def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
-    """Let a node read a value at an input, maybe a new one; None takes the last input away."""
+    """Connect an input of a node to a value, possibly at a new index.
+
+    None removes the last input.
+    """
     if index >= len(node.inputs):
         node.resize_inputs(index + 1)
     node.replace_input_with(index, value)
@@ -238,15 +242,15 @@ def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
 
 
 def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
-    """Let all that reads one value read another; graph ``outputs`` too where that is wanted."""
+    """Redirect all readers of one value to another, and graph outputs if ``outputs`` is set."""
     old.replace_all_uses_with(new, replace_graph_outputs=outputs)
 
 
 def splice_behind(value: ir.Value, nodes: Sequence[ir.Node]) -> ir.Node:
-    """Insert nodes behind the producer of a value, which is returned; the first reads the value.
+    """Insert nodes after the producer of a value, which is returned; the first reads the value.
 
-    All others that read it read the last node's result.  Raises InvariantError where no node of a
-    graph computes the value.
+    All other readers of the value read the last node's result. Raises InvariantError if no node of
+    a graph computes the value.
     """
     producer = value.producer()
     if producer is None or not isinstance(producer.graph, ir.Graph):
@@ -259,25 +263,25 @@ def splice_behind(value: ir.Value, nodes: Sequence[ir.Node]) -> ir.Node:
 
 
 def insert_before(place: ir.Node, node: ir.Node) -> None:
-    """Insert a node before another one; raises InvariantError where that is in no graph."""
+    """Insert a node before another one; raises InvariantError if that is not in a graph."""
     if not isinstance(place.graph, ir.Graph):
         raise InvariantError(f"node '{place.name}' is in no graph")
     place.graph.insert_before(place, node)
 
 
 def add_last(graph: ir.Graph, node: ir.Node) -> None:
-    """Add a node behind all others of a graph."""
+    """Append a node to a graph."""
     graph.append(node)
 
 
 def set_outputs(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
-    """Let a graph give these values and nothing else."""
+    """Make these values the only outputs of a graph."""
     graph.outputs.clear()
     graph.outputs.extend(values)
 
 
 def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir.Value]) -> None:
-    """Put new nodes in the place of one; ``results`` take over its outputs, by their index."""
+    """Replace one node by new nodes; ``results`` take over its outputs, by index."""
     if node.graph is None:
         raise InvariantError(f"node '{node.name}' is in no graph")
     old = [node.outputs[index] for index in results]
@@ -289,9 +293,9 @@ def replace_node(node: ir.Node, new: Sequence[ir.Node], results: Mapping[int, ir
 def drop_states(
     loop: ir.Node, body: ir.Graph, values: Mapping[int, ir.Value], first: tuple[int, int]
 ) -> None:
-    """Take states from a loop, whose readers read ``values`` instead, in its body and behind it.
+    """Remove states from a loop; their readers, in the body and after it, read ``values`` instead.
 
-    ``first``: the place of the first state among the loop's inputs and among the body's outputs.
+    ``first``: the index of the first state among the loop's inputs and among the body's outputs.
     """
     for state in sorted(values, reverse=True):
         body.outputs.pop(first[1] + state)
@@ -316,10 +320,10 @@ def drop_states(
 
 
 def add_constant(graph: ir.Graph, value: ir.Value) -> None:
-    """Give a graph a new weight; what tells axes and sizes becomes a Constant node, before others.
+    """Add a new weight to a graph; axes and sizes become a Constant node, before others.
 
-    ONNX Runtime's transformers optimizer takes a model in memory only where no shape depends on an
-    initializer: it stores these apart before a session infers the shapes.
+    ONNX Runtime's transformers optimizer accepts a model in memory only if no shape depends on an
+    initializer, because it stores these separately before a session infers the shapes.
     """
     tensor = value.const_value
     if tensor is None or tensor.dtype is not ir.DataType.INT64:
@@ -331,7 +335,7 @@ def add_constant(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:
-    """Give a value the name and type of the one that it stands for."""
+    """Give a value the name and type of the one that it replaces."""
     new.shape, new.type = old.shape, old.type
     new.doc_string = old.doc_string
     new.metadata_props.update(old.metadata_props)
@@ -340,7 +344,7 @@ def inherit(old: ir.Value, new: ir.Value) -> None:
 
 
 def _inherit_node(old: ir.Node | None, new: ir.Node | None) -> None:
-    """Give the node that computes a result what was noted at the one that did before.
+    """Copy the metadata of the node that computed a result to the one that now does.
 
     Of two results of one node, the first prevails.
     """
@@ -351,7 +355,7 @@ def _inherit_node(old: ir.Node | None, new: ir.Node | None) -> None:
 
 
 def sweep(nodes: Iterable[ir.Node]) -> None:
-    """Remove those of ``nodes`` that nothing reads, and weights and sizes that only they read."""
+    """Remove each of ``nodes`` without readers, with the weights and sizes that only it reads."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -371,7 +375,7 @@ def sweep(nodes: Iterable[ir.Node]) -> None:
 
 
 def _computes_sizes(node: ir.Node) -> bool:
-    """Whether a node is a constant, or computes what operators take for a shape, axes or places."""
+    """Whether a node is a constant, or computes shapes, axes or positions for operators."""
     row = row_of(node)
     if operator(node) == "Constant" or not facets.reads_elements(row):
         return True
@@ -379,7 +383,7 @@ def _computes_sizes(node: ir.Node) -> bool:
 
 
 def drop_weight(value: ir.Value | None) -> None:
-    """Remove an initializer that nothing reads any more; anything else stays."""
+    """Remove an initializer without readers; other values stay."""
     if value is None or _is_read(value) or value.is_graph_input() or not value.is_initializer():
         return
     if value.graph is not None:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-_BROADCAST = "0123456789"  # labels of what an ellipsis stands for, from the right
+_BROADCAST = "0123456789"  # labels of the axes in an ellipsis, from the right
 
 
 def einsum_labels(node: ir.Node, ranks: Sequence[int | None]) -> tuple[list[str], str] | None:
     """Return the label of every axis of the factors and of the result of an explicit equation.
 
-    ``ranks`` are those of the factors.  An ellipsis stands for axes that broadcast, aligned from
-    the right; they are labelled by digits.  None where a rank is not known, or the result leaves
-    out what the factors broadcast.
+    ``ranks`` are the ranks of the factors. An ellipsis represents axes that broadcast, aligned from
+    the right; they are labeled by digits. Returns None if a rank is unknown, or the result omits
+    broadcast axes of the factors.
     """
     equation = (node.attributes.get_string("equation", "") or "").replace(" ", "")
     if "->" not in equation:

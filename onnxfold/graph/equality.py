@@ -14,7 +14,7 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def pairs(node: ir.Node, twin: ir.Node) -> tuple[tuple[ir.Value | None, ir.Value | None], ...]:
-    """Pair the inputs; what one node lacks at the end is None."""
+    """Pair the inputs of two nodes, with None for missing trailing ones."""
     length = max(len(node.inputs), len(twin.inputs))
     filled = [[*n.inputs, *(None,) * (length - len(n.inputs))] for n in (node, twin)]
     return tuple(zip(*filled, strict=True))
@@ -43,15 +43,15 @@ def same_tensor(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
 
 
 def numbers_key(array: npt.NDArray[np.generic]) -> Hashable:
-    """Return what equal arrays of one type and shape share: the bytes, or the strings themselves.
+    """Return a key of equal arrays of one type and shape: the bytes, or the strings themselves.
 
-    The bytes of an array of strings are addresses of objects, which say nothing of the strings.
+    The bytes of an array of strings are addresses of objects, which do not identify the strings.
     """
     return tuple(array.ravel().tolist()) if array.dtype.kind in "OSU" else array.tobytes()
 
 
 def same_default(a: ir.Value, b: ir.Value) -> bool:
-    """Whether two graph inputs have the same default, which callers may override, or none."""
+    """Whether two graph inputs have equal defaults, which callers may override, or none."""
     first, second = a.const_value, b.const_value
     if first is None or second is None or first is second:
         return first is second
@@ -59,7 +59,7 @@ def same_default(a: ir.Value, b: ir.Value) -> bool:
 
 
 def same_attributes(a: ir.Node, b: ir.Node) -> bool:
-    """Whether two nodes have the same attributes, bodies left out: they are walked node by node."""
+    """Whether two nodes have equal attributes except bodies, which are compared node by node."""
     if set(a.attributes) != set(b.attributes):
         return False
     return all(_same_attribute(first, b.attributes[name]) for name, first in a.attributes.items())

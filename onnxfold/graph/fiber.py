@@ -1,4 +1,4 @@
-"""Fibers: the elements of a tensor along which a norm works, followed exactly through layouts.
+"""Fibers: the elements of a tensor over which a norm works, followed exactly through layouts.
 
 A fiber is a partition of a tensor's elements into sets of equal size.  It is written as blocks
 of axes: an axis of size n = outer * size * inner, read in row-major digits, contributes its
@@ -6,7 +6,7 @@ middle digit.  A whole axis has outer = inner = 1; a group norm's block of C = G
 has outer = G, size = C/G, inner = 1.  The order of blocks does not matter for a mean, so equal
 partitions have equal (canonical) fibers.
 
-A fiber may be of a part of the sets alone, as of those of q among q, k and v.
+A fiber may cover only some of the sets, such as the sets of q among q, k and v.
 
 Source: CBWC ("Enjoy your Layer Normalization ..."), where the fiber is the feature axis.
 """
@@ -22,7 +22,7 @@ from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 
 @dataclass(frozen=True, slots=True, order=True)
 class AxisBlock:
-    """The middle digit of an axis whose dimension is outer * size * inner (outer None: unknown)."""
+    """The middle digit of an axis of dimension outer * size * inner (outer None if unknown)."""
 
     axis: int
     inner: int
@@ -37,7 +37,7 @@ class AxisBlock:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of all sets those whose index in ``digits``, most significant first, is ``chosen``."""
+    """The sets whose index in ``digits``, most significant first, is in ``chosen``."""
 
     digits: tuple[AxisBlock, ...]
     chosen: tuple[bool, ...]
@@ -47,7 +47,7 @@ class Part:
 class Fiber:
     """Blocks in canonical order; no blocks means sets of one element.
 
-    ``part``: the sets that count, None for all; laws of operators are about all.
+    ``part``: the sets that it covers, None for all; laws of operators assume all.
     """
 
     blocks: tuple[AxisBlock, ...]
@@ -55,7 +55,7 @@ class Fiber:
 
     @staticmethod
     def of(blocks: Iterable[AxisBlock]) -> Fiber:
-        """Return the canonical fiber: digits of size 1 dropped, neighbouring digits merged."""
+        """Return the canonical fiber: digits of size 1 dropped, adjacent digits merged."""
         merged: list[AxisBlock] = []
         for block in sorted(b for b in blocks if b.size != 1):
             last = merged[-1] if merged else None
@@ -72,7 +72,7 @@ class Fiber:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that take part, ascending, each once."""
+        """The axes of its blocks, ascending, each once."""
         return tuple(sorted({block.axis for block in self.blocks}))
 
     @property
@@ -82,12 +82,12 @@ class Fiber:
 
     @property
     def every(self) -> Fiber:
-        """The fiber of all sets."""
+        """The same fiber over all sets."""
         return self if self.part is None else Fiber(self.blocks)
 
     @property
     def digits(self) -> tuple[AxisBlock, ...]:
-        """The blocks, and the digits that tell its part from the other sets."""
+        """The blocks, and the digits that separate its part from the other sets."""
         return self.blocks if self.part is None else (*self.blocks, *self.part.digits)
 
     def within(self, digits: Iterable[AxisBlock], chosen: Iterable[bool]) -> Fiber:
@@ -96,7 +96,7 @@ class Fiber:
         return Fiber(self.blocks, None if all(part.chosen) else part)
 
     def joined(self, other: Fiber) -> Fiber | None:
-        """Return the fiber of the sets of both, None where they are not written alike."""
+        """Return the fiber of the sets of both, or None if their digits differ."""
         mine, theirs = self.part, other.part
         if self.blocks != other.blocks:
             return None
@@ -108,14 +108,14 @@ class Fiber:
         return self.within(mine.digits, (a or b for a, b in pairs))
 
     def apart_from(self, other: Fiber) -> bool:
-        """Whether no element is in sets of both, each told by one digit of one axis."""
+        """Whether no element is in sets of both, separated by one digit of one axis."""
         mine, theirs = self._chosen(), other._chosen()
         if mine is None or theirs is None or mine[0] != theirs[0]:
             return False
         return mine[1].isdisjoint(theirs[1])
 
     def _chosen(self) -> tuple[int, set[int]] | None:
-        """Return the axis that tells a part from the rest, and its places there, if one does."""
+        """Return the axis that separates a part from the rest, and its indices there, or None."""
         if self.part is None or len(self.part.digits) != 1:
             return None
         ((digit,), chosen) = self.part.digits, self.part.chosen
@@ -134,7 +134,7 @@ class Fiber:
         return self.moved({axis: axis + offset for axis in self.axes})
 
     def covers(self, other: Fiber) -> bool:
-        """Whether every set of ``other`` lies within one set of this fiber.
+        """Whether every set of ``other`` is within one set of this fiber.
 
         A tensor that is constant along this fiber is then constant along ``other``.
         """
@@ -148,7 +148,7 @@ class Fiber:
 
 
 def _contains(mine: AxisBlock, theirs: AxisBlock) -> bool:
-    """Digits of one axis: theirs is a run of digits inside mine."""
+    """Whether, among digits of one axis, theirs is a run of digits inside mine."""
     if mine.axis != theirs.axis or theirs.inner % mine.inner:
         return False
     end_mine, end_theirs = mine.inner * mine.size, theirs.inner * theirs.size
@@ -156,7 +156,7 @@ def _contains(mine: AxisBlock, theirs: AxisBlock) -> bool:
 
 
 def whole_axes(shape: Shape, axes: Iterable[int]) -> Fiber | None:
-    """Return the fiber of whole axes, or None when one of them has no static size."""
+    """Return the fiber of whole axes, or None if one of them has an unknown size."""
     blocks = []
     for axis in axes:
         dim = shape[axis]
@@ -169,9 +169,9 @@ def whole_axes(shape: Shape, axes: Iterable[int]) -> Fiber | None:
 def follow_reshape(fiber: Fiber, source: Shape, target: Shape) -> Fiber | None:
     """Return the same partition in the coordinates of a reshaped tensor.
 
-    Row-major order is kept by Reshape, so a digit is found again by what stands right of it (its
-    stride) or left of it; either suffices, and both may be symbolic.  None when the digit cannot
-    be placed exactly.
+    Row-major order survives a Reshape, so a digit is found again by the product of the sizes right
+    of it (its stride) or left of it; either suffices, and both may be symbolic. Returns None if the
+    digit cannot be located exactly.
     """
     if 0 in source or 0 in target:
         return None
@@ -209,7 +209,7 @@ _Digit = tuple[int, int, int, int | None]  # axis, part before the digit, size, 
 
 
 def _place(axes: Sequence[tuple[int, Dim]], start: Extent, size: int) -> list[_Digit] | None:
-    """Walk ``axes`` from one side and cut out the digits [start, start * size)."""
+    """Walk ``axes`` from one side and extract the digits [start, start * size)."""
     digits: list[_Digit] = []
     passed, remaining, started = ONE, size, False
     for position, (axis, dim) in enumerate(axes):
@@ -225,7 +225,7 @@ def _place(axes: Sequence[tuple[int, Dim]], start: Extent, size: int) -> list[_D
                 continue
             near, started = step, True
         if not isinstance(dim, int):
-            # A symbolic axis holds the digit for certain only if nothing else lies beyond it.
+            # A symbolic axis surely contains the digit only if nothing else lies beyond it.
             if any(other != 1 for _, other in axes[position + 1 :]):
                 return None
             return [*digits, (axis, near, remaining, None)]
@@ -244,7 +244,7 @@ def _place(axes: Sequence[tuple[int, Dim]], start: Extent, size: int) -> list[_D
 
 
 def _approach(passed: Extent, start: Extent, dim: Dim) -> int | None:
-    """Return 0 to pass the axis, the part before the digit if it begins here, None to give up."""
+    """Return 0 to pass the axis, the part before the digit if it begins here, None to fail."""
     here = extent([dim])
     if passed.symbols == start.symbols:
         if start.factor % passed.factor:

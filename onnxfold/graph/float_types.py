@@ -2,14 +2,14 @@
 
 import onnx_ir as ir
 
-# Of the exponent, and of the significand with the leading one.
+# Bits of the exponent, and of the significand with the leading one.
 _BITS = {
     ir.DataType.FLOAT16: (5, 11),
     ir.DataType.BFLOAT16: (8, 8),
     ir.DataType.FLOAT: (8, 24),
     ir.DataType.DOUBLE: (11, 53),
 }
-# The types of what norms compute with, and of weights that can be edited.
+# The types in which norms compute, and of editable weights.
 FLOATS = frozenset(_BITS)
 HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
@@ -20,7 +20,7 @@ def digits(dtype: ir.DataType | None) -> int:
 
 
 def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
-    """Whether a Cast between float types may round; None where it is no such Cast."""
+    """Whether a Cast between float types may round; None for other casts."""
     if source not in _BITS or target not in _BITS:
         return None
     return any(after < before for before, after in zip(_BITS[source], _BITS[target], strict=True))

@@ -1,4 +1,4 @@
-"""Inlining of functions under names that no value of the model has, in bodies neither."""
+"""Inlining of functions under unique names, in bodies too."""
 
 from collections.abc import Callable
 
@@ -8,21 +8,21 @@ from onnxfold.graph.traversal import all_graphs, graph_values
 
 
 def inline(model: ir.Model, wanted: Callable[[ir.Function], bool]) -> None:
-    """Put the bodies of ``wanted`` functions in the place of their calls.
+    """Inline the calls of ``wanted`` functions.
 
-    Raises ir.passes.PreconditionError where functions call themselves.
+    Raises ir.passes.PreconditionError if functions are recursive.
     """
-    from onnx_ir.passes.common import InlinePass  # imports all passes, and most models need none
+    from onnx_ir.passes.common import InlinePass  # it imports all passes, and most models need none
 
     names = _NewNames(model)
     InlinePass(criteria=lambda function: wanted(function) and names.give(function))(model)
 
 
 class _NewNames:
-    """Gives the body of a function new names before each call of it is inlined.
+    """Renames the body of a function before each call of it is inlined.
 
-    InlinePass (onnx-ir 1.1) tries name, name_2, name_3, ... until one is free, which takes time in
-    the square of the number of calls, and does not look into bodies that stand behind a call.
+    InlinePass (onnx-ir 1.1) tries name, name_2, name_3, ... until one is free, which takes
+    quadratic time in the number of calls, and ignores bodies after a call.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -32,7 +32,7 @@ class _NewNames:
         self._held = {f"value {value.name}" for value in values}
 
     def give(self, function: ir.Function) -> bool:
-        """Rename nodes and values; always True."""
+        """Rename nodes and values; always return True."""
         for node in function.all_nodes():
             node.name = self._next("node", node.name or "node")
             for output in node.outputs:

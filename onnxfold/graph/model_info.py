@@ -15,14 +15,14 @@ _SMALL_CONSTANT_ELEMENTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A node that reads a value, and at which of its inputs."""
+    """A node that reads a value, and the index of the input."""
 
     node: ir.Node
     index: int
 
 
 def operator(node: ir.Node) -> str:
-    """Return the operator as it is written in messages: ``Add``, ``com.microsoft.Gelu``."""
+    """Return the operator as written in messages: ``Add``, ``com.microsoft.Gelu``."""
     return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
@@ -35,10 +35,10 @@ def node_label(node: ir.Node) -> str:
 
 
 class ModelInfo:
-    """Answers about one version of a model; it reads the model and changes nothing.
+    """Facts about one version of a model, which it reads but does not change.
 
-    What the model leaves out of types and shapes stays unknown: infer them first
-    (:func:`onnxfold.shapes.infer`).  ``tensor_of`` says what counts as stored for good.
+    Types and shapes that the model omits stay unknown: infer them first
+    (:func:`onnxfold.shapes.infer`). ``tensor_of`` returns the stored tensor of a value.
     """
 
     def __init__(self, model: ir.Model, tensor_of: TensorOf = constant_tensor):
@@ -64,7 +64,7 @@ class ModelInfo:
 
     @property
     def order(self) -> Mapping[ir.Node, int]:
-        """The number of every node in that order, which is topological in each graph."""
+        """The number of every node in this order, which is topological in each graph."""
         if self._order is None:
             self._order = {node: number for number, node in enumerate(self.nodes())}
         return self._order
@@ -76,7 +76,7 @@ class ModelInfo:
     def ref(self, value: ir.Value) -> str:
         """Return a name for the value that is unique in the model, bodies included.
 
-        It is the value's own name, with ``@<number of the body>`` appended inside bodies, where
+        It is the value's own name, with ``@<number of the body>`` appended inside bodies, because
         two branches may use one name.
         """
         return self._all_refs()[value]
@@ -95,7 +95,7 @@ class ModelInfo:
         return self._refs
 
     def shape(self, value: ir.Value | None) -> Shape | None:
-        """Return the shape, or None when not even the rank is known."""
+        """Return the shape, or None if not even the rank is known."""
         if value is None:
             return None
         shape = self._shapes.get(value)
@@ -104,16 +104,16 @@ class ModelInfo:
         return shape
 
     def forget_shape(self, value: ir.Value) -> None:
-        """Read the shape of a value anew when it is asked for: it is known better now."""
+        """Read the shape of a value again on the next request, because it is known better now."""
         self._shapes.pop(value, None)
 
     def rank(self, value: ir.Value | None) -> int | None:
-        """Return the number of axes, or None when it is unknown."""
+        """Return the number of axes, or None if unknown."""
         shape = self.shape(value)
         return None if shape is None else len(shape)
 
     def dim(self, value: ir.Value | None, axis: int) -> Dim:
-        """Return one dimension, or None when it is unknown."""
+        """Return one dimension, or None if unknown."""
         shape = self.shape(value)
         if shape is None or not -len(shape) <= axis < len(shape):
             return None
@@ -124,13 +124,13 @@ class ModelInfo:
         return tuple(Reader(use.node, use.idx) for use in value.uses())
 
     def is_dead(self, node: ir.Node) -> bool:
-        """Whether nothing that leaves the node's graph depends on what the node computes."""
+        """Whether nothing that leaves the node's graph depends on the node's results."""
         if self._dead is None:
             self._dead = _dead_nodes(self.graphs)
         return node in self._dead
 
     def is_output(self, value: ir.Value) -> bool:
-        """Whether the value leaves its graph, be it the model's or a body's."""
+        """Whether the value is an output of its graph, the model or a body."""
         return value.is_graph_output()
 
     def tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -138,33 +138,33 @@ class ModelInfo:
         return self._tensor_of(value)
 
     def array(self, value: ir.Value | None) -> Array | None:
-        """Return the array of a small constant or constant expression, else None."""
+        """Return the array of a small constant or constant expression, or None."""
         return self._folder.array(value)
 
     def wide_array(self, value: ir.Value | None) -> Array | None:
-        """Return what :meth:`array` does, floats computed as float64: exact up to its roundings."""
+        """Return the result of :meth:`array` with floats as float64: exact up to its roundings."""
         return self._wide_folder.array(value)
 
     def is_constant(self, value: ir.Value | None) -> bool:
-        """Whether a value is a constant: one of any size that is stored, or a small expression."""
+        """Whether a value is a constant: a stored one of any size, or a small expression."""
         return self.tensor(value) is not None or self.array(value) is not None
 
     def scalar(self, value: ir.Value | None) -> float | None:
-        """Return a constant with exactly one element as a float, else None."""
+        """Return a constant with exactly one element as a float, or None."""
         array = self.array(value)
         return float(array.reshape(())) if array is not None and array.size == 1 else None
 
     def integers(self, value: ir.Value | None) -> tuple[int, ...] | None:
-        """Return a small constant of an integer type as a flat tuple, else None."""
+        """Return a small constant of an integer type as a flat tuple, or None."""
         array = self.array(value)
         if array is None or array.dtype.kind not in "iu":
             return None
         return tuple(int(item) for item in array.reshape(-1))
 
     def axes(self, node: ir.Node, input_index: int = 1) -> tuple[int, ...] | None:
-        """Return ``axes`` as written, from the attribute or the input; () when absent.
+        """Return ``axes`` as written, from the attribute or the input; () if absent.
 
-        None means that the axes are given by a value that is not constant.
+        None means that the axes are a value that is not constant.
         """
         attribute = node.attributes.get("axes")
         if attribute is not None:
@@ -175,7 +175,7 @@ class ModelInfo:
 
 
 def _dead_nodes(graphs: Iterable[ir.Graph]) -> frozenset[ir.Node]:
-    """Return the nodes all of whose results are read by dead nodes only, and leave no graph."""
+    """Return the nodes whose results are read only by dead nodes and are not graph outputs."""
     dead: set[ir.Node] = set()
     for graph in graphs:
         for node in reversed(graph):

@@ -1,4 +1,4 @@
-"""What can be reached step by step."""
+"""Transitive closure of a step."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield what begins and what one step or several lead to, each once and the nearest first."""
+    """Yield the start and everything reachable from it by steps, each once, nearest first."""
     waiting = deque(dict.fromkeys(starts))
     seen = set(waiting)
     while waiting:

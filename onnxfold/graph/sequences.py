@@ -1,8 +1,8 @@
-"""Sequences of tensors, as TorchScript keeps the steps of a recurrent layer in them.
+"""Sequences of tensors, in which TorchScript keeps the steps of a recurrent layer.
 
-Unbind is written SplitToSequence with keepdims 0 and split 1.  The standard would ignore keepdims
-beside a split; ONNX Runtime takes the axis away, which is what the exporter means and what the
-readers of such elements need, so it is read like that here.
+Unbind is written SplitToSequence with keepdims 0 and split 1. By the standard keepdims would be
+ignored if split is given; ONNX Runtime removes the axis, as the exporter intends and the readers of
+the elements need, so this is the reading here.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from onnxfold.graph.traversal import all_nodes, bodies
 
 
 def is_unbind(node: ir.Node) -> bool:
-    """Whether a node takes a tensor apart along an axis, and the axis away."""
+    """Whether a node splits a tensor along an axis and removes the axis."""
     if node.op_type != "SplitToSequence" or node.domain:
         return False
     if node.attributes.get_int("keepdims", 1) != 0:
@@ -28,9 +28,9 @@ def is_unbind(node: ir.Node) -> bool:
 
 
 def inserted_elements(sequence: ir.Value | None) -> list[ir.Value]:
-    """Return values of which every element of a sequence is one; [] where that is not known.
+    """Return values such that every element of a sequence is one of them; [] if unknown.
 
-    Of a state of a Loop that begins empty and grows by one element a step, that is the element.
+    For a Loop state that starts empty and grows by one element per step, that is the element.
     """
     if (loop := computed_by(sequence, "Loop")) is None:
         return operands(computed_by(sequence, "SequenceConstruct"))
@@ -49,7 +49,7 @@ def _grown(start: ir.Value | None, before: ir.Value, after: ir.Value) -> list[ir
 
 
 def behind_unbind(model: ir.Model) -> set[ir.Value]:
-    """Return everything that is computed from elements of an unbound tensor."""
+    """Return all values computed from elements of an unbound tensor."""
     holders = _unbinding(model)
     nodes = (n for n in all_nodes(model) if is_unbind(n) or n.op_identifier() in holders)
     waiting = [value for node in nodes for value in node.outputs]

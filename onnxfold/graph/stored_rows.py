@@ -1,4 +1,4 @@
-"""Rows of tensors, some MiB at a time, so that none need be whole in memory."""
+"""Rows of tensors, some MiB at a time, so that no tensor need be whole in memory."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Walks over models: every graph, every value, and the shape that a value declares."""
+"""Walks over models: every graph, every value, and the declared shape of a value."""
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping
@@ -13,8 +13,8 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """Yield the main graph and every body in it, parents first.
 
-    ir.Model.graphs does the same in several times the time: it asks every node of every graph
-    in turn for what lies below it.
+    ir.Model.graphs does the same in several times the time, because it searches each node of every
+    graph for nested graphs.
     """
     waiting = [model.graph]
     while waiting:
@@ -40,14 +40,14 @@ def graph_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
     """Return (attribute name, number, graph) of every body of a node."""
-    for attribute in attributes(node):  # without a generator: nothing is asked more often
+    for attribute in attributes(node):  # not a generator, because it is called most often
         if attribute.type in _GRAPHS:
             return _bodies(node)
     return ()
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that a node reads, and those that its bodies read and give."""
+    """Yield the values that a node reads, and those that its bodies read and return."""
     yield from (value for value in node.inputs if value is not None)
     for _, _, body in bodies(node):
         yield from body.outputs
@@ -70,12 +70,12 @@ def _bodies(node: ir.Node) -> tuple[tuple[str, int, ir.Graph], ...]:
 
 def attributes(node: ir.Node) -> Collection[ir.Attr]:
     """Return the attributes of a node."""
-    # Of the dict itself: a UserDict gives its values in ten times the time.
+    # Of the dict itself: a UserDict is ten times as slow.
     return node.attributes.data.values()
 
 
 def declared_shape(value: ir.Value) -> Shape | None:
-    """Return the shape that a value has, None where not even its rank is known."""
+    """Return the shape of a value, or None if not even its rank is known."""
     fixed = fixed_tensor(value)
     shape = value.shape if fixed is None else fixed.shape
     if shape is None:
@@ -84,21 +84,21 @@ def declared_shape(value: ir.Value) -> Shape | None:
 
 
 def fixed_tensor(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return the tensor that a value holds in every run, None where there is none."""
+    """Return the tensor of a value that is the same in every run, or None."""
     return None if value.is_graph_input() else value.const_value  # callers may override a default
 
 
 def _size(dim: int | ir.SymbolicDimProtocol) -> Dim:
     if isinstance(dim, int):
-        return dim if dim >= 0 else None  # some exporters write a negative one for an open size
+        return dim if dim >= 0 else None  # some exporters write a negative one for an unknown size
     return str(dim.value) if dim.value is not None else None
 
 
 class NodeQueue:
-    """Nodes to visit in the order of the graph, each once however often it is added.
+    """Nodes to visit in the order of the graph, each once even if added several times.
 
-    What is added while a node is visited stands behind it: then all that reaches a node has been
-    visited before it.
+    Nodes added during a visit come later in the order, so all predecessors of a node are visited
+    before it.
     """
 
     def __init__(self, order: Mapping[ir.Node, int]):
@@ -107,13 +107,13 @@ class NodeQueue:
         self._known: set[ir.Node] = set()
 
     def add(self, node: ir.Node) -> None:
-        """Let a node wait for its turn."""
+        """Queue a node."""
         if node not in self._known:
             self._known.add(node)
             heapq.heappush(self._waiting, (self._order[node], node))
 
     def add_readers(self, value: ir.Value) -> None:
-        """Let the nodes wait that read a value, but for those without a place in the order."""
+        """Queue the readers of a value, except those without a place in the order."""
         for use in value.uses():
             if use.node in self._order:
                 self.add(use.node)

@@ -155,7 +155,7 @@ def _deserialize(proto: onnx.ModelProto, label: str) -> ir.Model:
     try:
         model = ir.serde.deserialize_model(proto)
         for info, value in zip(proto.graph.input, model.graph.inputs, strict=True):
-            if value.is_graph_output():  # whose declaration, if missing, must not hide the input's
+            if value.is_graph_output():  # whose poorer declaration must not hide its own
                 ir.serde.deserialize_value_info_proto(info, value)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{label}: {first_cause(error)}") from error
