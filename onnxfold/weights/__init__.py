@@ -1,1 +1,1 @@
-"""Edits of weights as arrays: centring, scaling, shifting, computed while they are written."""
+"""Edits of weights as arrays: centering, scaling, shifting, computed while they are written."""

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Weight(Protocol):
-    """A weight in float64 chunks of axis 0; threads may call what it is given."""
+    """A weight in float64 chunks of axis 0; threads may call the functions passed to it."""
 
     def mapped(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
         """Yield ``function(first row, rows)`` for each chunk, in order."""
@@ -40,9 +40,9 @@ class Weight(Protocol):
 def weighted_sum(
     W: Weight, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
 ) -> Float64:
-    """Return W s: the sum of W * s over all axes but those of ``outer``, in the order of outer.
+    """Return W s: the sum of W * s over all axes except ``outer``, in the order of outer.
 
-    W: ``shape``; ``inner``: the channels of s in W; ``outer``: whole axes of W.
+    W: ``shape``; ``inner``: the channels of s in W; ``outer``: axes of W as a whole.
     """
     weights = np.broadcast_to(inner.spread(s, shape), _where(shape, inner))
     kept = outer.axes
@@ -85,7 +85,7 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
 def column_maxima(
     W: Weight, shape: tuple[int, ...], factor: Float64, outer: Channels
 ) -> tuple[Float64, Float64]:
-    """Return the maxima of |W| and of |W| * factor over all axes but those of ``outer``."""
+    """Return the maxima of |W| and of |W| * factor over all axes except ``outer``."""
     kept = outer.axes
     others = tuple(axis for axis in range(len(shape)) if axis not in kept)
     before = np.zeros(tuple(shape[axis] for axis in kept))
@@ -108,6 +108,6 @@ def column_maxima(
 
 
 def column_range(maxima: Float64) -> float:
-    """Return the largest over the smallest of some positive column maxima, 1.0 for none."""
+    """Return the ratio of the largest and the smallest positive column maximum, 1.0 for none."""
     positive = maxima[maxima > 0]
     return float(positive.max() / positive.min()) if positive.size else 1.0

@@ -1,4 +1,4 @@
-"""Centred weights: arrays in, arrays out.
+"""Centered weights: arrays in, arrays out.
 
     P W = W - mean(W), the mean over each set of a fiber of W
 
@@ -9,10 +9,10 @@
     table: [V, d]                    mean over axis 1, each row
     bias b: [out]                    mean over axis 0
 
-Means and differences are float64; the result is rounded once, to the type of W, also where W has
-been scaled before.  A fiber without axes has sets of one element, whose centring is 0.
+Means and differences are float64; the result is rounded once, to the type of W, even if W was
+scaled before. A fiber without axes has sets of one element, which are centered to 0.
 
-Source: CBWC, column-centred weight transformation; Pre-RMSNorm Transformers, section 3.
+Source: CBWC, column-centered weight transformation; Pre-RMSNorm Transformers, section 3.
 """
 
 import onnx_ir as ir
@@ -28,7 +28,7 @@ _SAMPLED_ROWS = 64
 
 
 def centred(W: Array, fiber: Fiber) -> Array:
-    """Return P W in the type and shape of ``W``; work space beyond the result is a few MiB."""
+    """Return P W in the type and shape of ``W``; it needs a few MiB of work space."""
     return centred_tensor(ir.Tensor(W), fiber, "").numpy()
 
 
@@ -38,9 +38,11 @@ def centred_tensor(tensor: ir.TensorProtocol, fiber: Fiber, name: str) -> Edited
 
 
 def is_centred_weight(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
-    """Whether P W = W up to the rounding of what is stored; a large file is read only if some is.
+    """Whether P W = W up to the rounding of stored values.
 
-    Raises InvariantError when the fiber does not fit the shape.
+    A large file is read only if some rows pass.
+
+    Raises InvariantError if the fiber does not fit the shape.
     """
     rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
     within_rows = all(digit.axis != 0 for digit in fiber.digits)

@@ -1,8 +1,8 @@
 """Tensors with edits: evaluated in float64 in order, rounded once, one tensor at a time.
 
-A weight may be scaled by the norm before it and centred for the norm after it.  Every edit is
-added to the list of the same lazy tensor, so that the stored result is rounded once whatever the
-number and order of the edits.
+A weight may be scaled for the norm upstream and centered for the norm downstream. Every edit is
+appended to the list of one lazy tensor, so the stored result is rounded once for any number and
+order of edits.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
 
 _PART_BYTES = 16 << 20
-# The bits of a half float without its sign, which order as the magnitudes do, and those of 2^-12.
+# The bits of a half float without its sign, which are ordered by magnitude, and those of 2^-12.
 _MAGNITUDE = np.uint16(0x7FFF)
 _FEW_BITS = int(np.float16(2**-12).view(np.uint16))
 
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Product:
-    """factor * W s, computed when first asked for; W as it was when the product was made."""
+    """factor * W s, computed on first use; W is as it was when the product was created."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Product:
 
     @cached_property
     def value(self) -> Float64:
-        """The vector, one element for each channel of ``outer``, or the ``part`` of it."""
+        """The vector, one element for each channel of ``outer``, or its ``part``."""
         shape = tuple(self._weight.shape.numpy())
         W = evaluated(self._weight)
         total = weighted_sum(W, shape, self._vector, self._inner, self._outer)
@@ -73,18 +73,18 @@ class EditedTensor(ir.LazyTensor):
         )
 
     def __repr__(self) -> str:
-        # That of the base class shows the bound method, and so this tensor, without end.
+        # The base class would show the bound method, and so this tensor, endlessly.
         return f"EditedTensor({self.base!r}, {len(self.edits)} edits, name={self.name!r})"
 
     @property
     def costly(self) -> bool:
-        """Whether it takes a pass over another weight to compute this one."""
+        """Whether computing this tensor requires a pass over another weight."""
         return any(isinstance(edit, Shift) and edit.costly for edit in self.edits)
 
     def parts(self) -> Iterator[Array]:
         """Yield its rows in order, some MiB at a time, so that it need not be whole in memory.
 
-        Few come first: whether it is another tensor shows in them, mostly.
+        The first part is small: it usually shows whether the tensor differs from another.
         """
         W = self.base.numpy()
         if W.size == 0 or W.ndim == 0:
@@ -156,8 +156,8 @@ def unrounded(tensor: ir.TensorProtocol) -> Array:
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
     """Return the edited array.
 
-    Raises WeightOverflowError where a number leaves the range of the type, where a mean is inf or
-    NaN, as it is wherever W holds one, or where a half float has too few bits for any of it.
+    Raises WeightOverflowError if a number exceeds the range of the type, if a mean is inf or NaN,
+    as it is if W contains one, or if a half float has too few bits for any of it.
     """
     if W.size == 0:
         return W
@@ -171,7 +171,7 @@ def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:
 
 
 class _Bits:
-    """Whether the half floats of a centred weight are so small that they have too few bits."""
+    """Check of whether the half floats of a centered weight are too small for their precision."""
 
     def __init__(self, W: Array, edits: tuple[Edit, ...]):
         centred = any(isinstance(edit, Centre) for edit in edits)
@@ -186,10 +186,10 @@ class _Bits:
             self._in_doubt = self._largest < _FEW_BITS
 
     def check(self) -> None:
-        """Refuse a weight of which the largest is below four times the smallest normal number.
+        """Refuse a weight whose largest number is below four times the smallest normal number.
 
-        Its rms is then subnormal, and the rounding of the stored numbers, which is that of the
-        smallest normal one, is no longer small beside it.  All zeros are exact.
+        Its rms is then subnormal, and the rounding of the stored numbers, equal to the rounding of
+        the smallest normal number, is no longer small in comparison. A weight of zeros is exact.
         """
         if self._in_doubt and self._largest:
             raise WeightOverflowError(

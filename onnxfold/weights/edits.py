@@ -1,4 +1,4 @@
-"""What may be done to a weight: centred, scaled, shifted; each an entry of a list of edits."""
+"""Edits of a weight: centering, scaling, shifting; each is an entry of a list of edits."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from onnxfold.graph.channels import Channels
 
 
 class Deferred(Protocol):
-    """A vector that costs a pass over a weight, computed when it is first asked for."""
+    """A vector that costs a pass over a weight, computed on first use."""
 
     @property
     def value(self) -> Float64:
@@ -28,7 +28,7 @@ class Centre:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """W becomes g * W, one element of g for each of its channels."""
+    """W becomes g * W, with one element of g for each channel."""
 
     channels: Channels
     vector: Float64
@@ -36,14 +36,14 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shift:
-    """b becomes b + s, one element of s for each of its channels."""
+    """b becomes b + s, with one element of s for each channel."""
 
     channels: Channels
     vector: Float64 | Deferred
 
     @property
     def costly(self) -> bool:
-        """Whether s is still to be computed from a weight."""
+        """Whether s must still be computed from a weight."""
         return not isinstance(self.vector, np.ndarray)
 
     def values(self) -> Float64:

@@ -1,7 +1,7 @@
-"""Edits applied to a weight in float64, some rows at a time, and rounded once.
+"""Evaluation of edits on a weight in float64, some rows at a time, rounded once.
 
-The rows of a chunk hold whole sets of every mean, or the means are taken beforehand.  Which thread
-computes a chunk changes no bit, and sums over chunks are added in the order of the chunks.
+The rows of a chunk contain whole sets of every mean, or the means are computed beforehand. Which
+thread computes a chunk changes no bit, and sums over chunks are added in the order of the chunks.
 """
 
 import os
@@ -21,7 +21,7 @@ from onnxfold.weights.means import chosen_elements, split_digits
 from onnxfold.weights.native_rows import RowEdit, RowProgram
 
 _CHUNK_ELEMENTS = 1 << 16  # float64 work space of 512 KiB, which stays in the cache of a core
-_GROUP = 8  # chunks that a thread takes at a time where results are collected
+_GROUP = 8  # chunks that a thread takes at a time if results are collected
 _LAST_OF_FLOAT32 = np.uint64(1 << 29)
 _BELOW_FLOAT32 = np.uint64((1 << 29) - 1)
 
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Evaluation:
-    """A weight with edits; ``prepare`` comes first, and then threads may compute chunks."""
+    """A weight with edits; after ``prepare``, threads may compute chunks."""
 
     def __init__(self, W: Array, edits: tuple[Edit, ...]):
         shape: tuple[int, ...] = W.shape or (1,)
@@ -44,7 +44,7 @@ class Evaluation:
             for number, edit in enumerate(edits)
             if isinstance(edit, Centre)
         }
-        self._chosen = {  # of centrings of a part
+        self._chosen = {  # of centerings of a part
             number: chosen
             for number, edit in enumerate(edits)
             if isinstance(edit, Centre)
@@ -75,7 +75,7 @@ class Evaluation:
         self._program = RowProgram.of(self._view, row_edits)
 
     def _row_edit(self, number: int, edit: Edit) -> RowEdit | None:
-        """Return the edit as one of whole rows, None if it is none."""
+        """Return the edit as one of whole rows, or None."""
         if not isinstance(edit, Centre):
             kind = "scale" if isinstance(edit, Scale) else "shift"
             return RowEdit.spread(kind, self._spreads[number], self._view.shape)
@@ -90,9 +90,11 @@ class Evaluation:
         return None
 
     def chunks(self) -> Iterator[tuple[int, Float64]]:
-        """Yield the rows with all edits, not rounded; they are valid until the next are asked for.
+        """Yield the rows with all edits, not rounded.
 
-        Raises WeightOverflowError where a mean is inf or NaN, as it is wherever W holds one.
+        They are valid until the next are requested.
+
+        Raises WeightOverflowError if a mean is inf or NaN, as it is if W contains one.
         """
         work = self._work()
         for start in self.starts:
@@ -150,7 +152,7 @@ class Evaluation:
     def filled(self, starts: range) -> Array:
         """Return the rows of some chunks, rounded.
 
-        Raises WeightOverflowError where a number leaves the range of the type, or a mean is inf or
+        Raises WeightOverflowError if a number exceeds the range of the type, or a mean is inf or
         NaN.
         """
         first, rows = starts[0], self._view.shape[0]
@@ -177,11 +179,11 @@ class Evaluation:
         return result
 
     def _release(self, first: int, last: int) -> None:
-        """Keep the chunks from one to another resident no longer, where they are mapped."""
+        """Release the chunks from one to another from resident memory, if they are mapped."""
         release(self._view[first : last + self.starts.step])
 
     def _work(self) -> Float64:
-        """Return space for a chunk, of which every thread needs its own."""
+        """Return space for a chunk; every thread needs its own."""
         return np.empty((min(self._view.shape[0], self.starts.step), *self._view.shape[1:]))
 
     def _store(self, start: int, result: Array, work: Float64) -> None:
@@ -195,14 +197,14 @@ class Evaluation:
         result[: chunk.shape[0]] = chunk
 
     def _by_rows(self, given: Array, start: int, result: Array) -> bool:
-        """Compute the edits so far of a chunk by the library; False where that has no way."""
+        """Compute the edits so far of a chunk by the library; return False if it cannot."""
         first = start * (self._row // max(1, self._view.shape[-1]))
         return self._program is not None and self._program.run(given, first, result)
 
     def _chunk(self, start: int, work: Float64, count: int | None = None) -> Float64:
         """Return the rows of the chunk from ``start`` with all edits, or the first ``count``.
 
-        ``count`` is the number of edits that ``prepare`` has come to.
+        ``count`` is the number of edits that ``prepare`` has reached.
         """
         given = self._view[start : start + self.starts.step]
         chunk = work[: given.shape[0]]
@@ -229,7 +231,7 @@ class Evaluation:
 
     def _centre(self, number: int, chunk: Float64) -> None:
         digits, members = self._digits[number]
-        if not self._shape or not members:  # sets of one element, each its own mean
+        if not self._shape or not members:  # sets of one element, each equal to its mean
             if not np.isfinite(chunk).all():
                 raise WeightOverflowError("holds inf or NaN")
             chunk[...] = 0.0
@@ -246,19 +248,19 @@ class Evaluation:
         np.subtract(shown, means, out=shown)
 
     def _rows_per_digit(self, number: int) -> int:
-        """How many rows of axis 0 stand for one step of the first digit."""
+        """Return how many rows of axis 0 make up one step of the first digit."""
         rows: int = self._view.shape[0]
         return max(1, rows // max(1, self._digits[number][0][0]))
 
     def _digits_of(self, edit: Centre) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the digits and those of the fiber, from the first of axis 0 that counts on."""
+        """Return the digits, and the fiber's, without leading ones of size 1 in axis 0."""
         digits, members = split_digits(self._view.shape, edit.fiber)
         of_rows = 1 + 2 * sum(block.axis == 0 for block in edit.fiber.blocks)
         first = next((i for i in range(of_rows) if digits[i] != 1), of_rows - 1)
         return digits[first:], tuple(member - first for member in members if member >= first)
 
     def _means_before(self, number: int) -> Float64:
-        """Return the means over sets that span chunks, of the tensor with the edits before."""
+        """Return the means over sets that span chunks, of the tensor after the preceding edits."""
         digits, members = self._digits[number]
         unit, work = self._rows_per_digit(number), self._work()
         total: Float64 = np.zeros(1)
@@ -276,7 +278,7 @@ def _size(digits: tuple[int, ...], members: tuple[int, ...]) -> int:
 
 
 def _of_rows(spread: Float64, rows: slice) -> Float64:
-    """Return the part of an array that broadcasts along axis 0 or has its every row."""
+    """Return the rows of an array, or all of an array that broadcasts along axis 0."""
     return spread[rows] if spread.shape[0] > 1 else spread
 
 
@@ -286,9 +288,9 @@ def _threads() -> int:
 
 
 def _round_to_odd(chunk: Float64) -> None:
-    """Cut doubles to numbers of float32 whose last bit says whether anything was cut.
+    """Truncate doubles to float32, with the last bit set if anything was cut off.
 
-    ml_dtypes goes to bfloat16 by way of float32; behind this, its two roundings are one.  (Boldo
+    ml_dtypes converts to bfloat16 through float32; after this, its two roundings equal one. (Boldo
     and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding
     to odd", theorem 3.)
     """

@@ -1,17 +1,17 @@
-"""Weights of 16 bits that a factor would leave with fewer bits than the product that it was.
+"""Weights of 16 bits that a factor would leave with fewer bits than the product it replaces.
 
 With the unit roundoff u and the spacing e of subnormal numbers, a stored number W' = fl(g W) errs
 by at most max(u |W'|, e / 2).  Over a column of W', whose elements are summed,
 
     rms(fl(g W) - g W)  <=  u rms(g W)
 
-as long as it is made of normal numbers: as much as a product errs that is rounded to the same type.
-A column of subnormal numbers errs by more, and what it is multiplied by does not take that out.
+while all numbers are normal: no more error than in a product rounded to the same type. A column of
+subnormal numbers errs by more, and its input does not compensate.
 
-A bias asks for no such rule.  It is added to numbers of its own type, of which each errs by up to
-e / 2 as well, and nothing multiplies what it errs by.  Its size |b + beta W| is that of the outputs
-on rows whose norm is 0, and no more than their root mean square over rows on which the parts of x
-have mean 0: it errs by one rounding of the outputs.  One that becomes infinite is left out.
+A bias needs no such rule. It is added to numbers of its own type, each with an error of up to e / 2
+as well, and nothing multiplies its error. Its size |b + beta W| is the size of the outputs on rows
+whose norm is 0, and at most their root mean square over rows on which the parts of x have mean 0:
+it errs by one rounding of the outputs. A bias that becomes infinite is not moved.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ from onnxfold.weights.edits import Edit
 def refuse_few_bits(
     tensor: ir.TensorProtocol | None, edit: Edit, columns: Sequence[int], name: str
 ) -> Refusal | None:
-    """Say why a weight stays as it is: edited, a column would be rounded more than a product.
+    """Refuse an edit that would round a column of a weight more than a product does.
 
-    ``columns``: the axes of what the layer gives, over all others of which it sums.  A weight that
-    was edited before is rounded once for all edits.
+    ``columns``: the axes of the layer's output; it sums over all others. A weight that was edited
+    before is rounded once for all edits.
     """
     if tensor is None or tensor.dtype not in HALVES:
         return None
@@ -51,7 +51,7 @@ def refuse_few_bits(
 
 
 def _squares(tensor: ir.TensorProtocol, columns: Sequence[int]) -> tuple[Float64, Float64]:
-    """Return the sums of squares of a weight's roundings, and of its numbers, for each column."""
+    """Return the sums of squares of a weight's roundings, and of its numbers, per column."""
     shape = tuple(tensor.shape.numpy()) or (1,)
     summed = tuple(axis for axis in range(len(shape)) if axis not in columns)
     kept = tuple(1 if axis in summed else size for axis, size in enumerate(shape))

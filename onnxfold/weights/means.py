@@ -3,7 +3,7 @@
     mean(W)  = sum of W over each set of the fiber / size of the set      (float64)
     P W      = W - mean(W)
 
-An array is seen with every axis split into its digits (outer, size, inner), so that a fiber of
+An array is viewed with every axis split into its digits (outer, size, inner), so that a fiber of
 blocks is a plain set of axes of the split array.
 """
 
@@ -20,7 +20,7 @@ from onnxfold.graph.channels import Channels
 
 _SAMPLED_SETS = 64
 _PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB
-# Half the distance of neighbouring numbers: relative, and absolute below the normal range.
+# Half the distance between adjacent numbers: relative, and absolute below the normal range.
 _ROUNDOFF = {
     "float8_e4m3fn": (2.0**-4, 2.0**-10),
     "bfloat16": (2.0**-8, 2.0**-134),
@@ -33,7 +33,7 @@ _ROUNDOFF = {
 def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the digit shape of a tensor, and which digits belong to the fiber.
 
-    Raises InvariantError when the fiber does not fit the shape.
+    Raises InvariantError if the fiber does not fit the shape.
     """
     digits: list[int] = []
     members: list[int] = []
@@ -56,9 +56,9 @@ def split_digits(shape: tuple[int, ...], fiber: Fiber) -> tuple[tuple[int, ...],
 
 
 def chosen_elements(shape: tuple[int, ...], fiber: Fiber) -> npt.NDArray[np.bool_] | None:
-    """Return which elements are of the part of a fiber, to broadcast; None where all are.
+    """Return which elements are in the part of a fiber, to broadcast; None for all.
 
-    Raises InvariantError when the fiber does not fit the shape.
+    Raises InvariantError if the fiber does not fit the shape.
     """
     if fiber.part is None:
         return None
@@ -69,7 +69,7 @@ def chosen_elements(shape: tuple[int, ...], fiber: Fiber) -> npt.NDArray[np.bool
 def sets_of_part(array: Array, fiber: Fiber) -> tuple[Array, Array]:
     """Return the sets of the part of a fiber as rows, and the other sets.
 
-    Raises InvariantError when the fiber does not fit the shape.
+    Raises InvariantError if the fiber does not fit the shape.
     """
     digits, members = split_digits(array.shape, fiber)
     others = [axis for axis in range(len(digits)) if axis not in members]
@@ -82,7 +82,7 @@ def sets_of_part(array: Array, fiber: Fiber) -> tuple[Array, Array]:
 
 
 def parts_of_sets(digits: tuple[int, ...], members: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of an array of digits that hold whole sets, of about 2^20 elements each."""
+    """Yield parts of an array of digits that contain whole sets, of about 2^20 elements each."""
     others = [axis for axis in range(len(digits)) if axis not in members]
     if not others:
         yield (slice(None),) * len(digits)
@@ -95,12 +95,12 @@ def parts_of_sets(digits: tuple[int, ...], members: tuple[int, ...]) -> Iterator
 
 
 def is_centred(array: Array, fiber: Fiber, magnitude: float = 0.0) -> bool:
-    """Whether every set has mean 0 up to the rounding of a stored centred array.
+    """Whether every set has mean 0 up to the rounding of a stored centered array.
 
-    Each stored element is off by at most u |w| + v, u and v the relative and absolute roundoff of
-    the type, so the mean of a centred set is at most u mean|w| + v.  ``magnitude`` bounds the
-    elements before the centring, whose means were taken in float64.  A few sets decide first, so
-    that "no" is cheap.
+    Each stored element errs by at most u |w| + v, u and v the relative and absolute roundoff of the
+    type, so the mean of a centered set is at most u mean|w| + v. ``magnitude`` bounds the elements
+    before the centering, whose means were computed in float64. A few sets are tested first, so that
+    a negative answer is cheap.
     """
     if fiber.part is not None:
         array, _ = sets_of_part(array, fiber)
@@ -124,7 +124,7 @@ def _has_zero_means(view: Array, members: tuple[int, ...], roundoff: tuple[float
     wide = view.astype(np.float64)
     means = np.abs(wide.mean(axis=members))
     relative, absolute = roundoff
-    # The means of the centring and of this check are float64 sums of as many terms as a set has.
+    # The means in centering and in this check are float64 sums over a set.
     size = wide.size // max(1, means.size)
     relative += 2 * size * _ROUNDOFF["float64"][0]
     return bool(np.all(means <= relative * np.abs(wide).mean(axis=members) + absolute))
@@ -137,8 +137,8 @@ def within_rounding(
 ) -> bool:
     """Whether ``stored`` is ``exact`` after one rounding to its type.
 
-    ``magnitude`` bounds the terms that ``exact`` is the sum of, for the float64 rounding of a sum
-    of any order: 2^-40 of it, far below the roundoff of the types that models store.
+    ``magnitude`` bounds the terms whose sum is ``exact``, for the float64 rounding of a sum in any
+    order: 2^-40 of it, far below the roundoff of the types that models store.
     """
     relative, absolute = _ROUNDOFF[stored.dtype.name]
     error = np.abs(stored.astype(np.float64) - exact)
@@ -146,7 +146,7 @@ def within_rounding(
 
 
 def rounding_of(stored: Array) -> Float64:
-    """Return the most that rounding to its type moved each element; 0 for what is not finite."""
+    """Return the most by which rounding to its type moved each element; 0 if not finite."""
     relative, absolute = _ROUNDOFF[stored.dtype.name]
     wide = stored.astype(np.float64)
     return np.where(np.isfinite(wide), relative * np.abs(wide) + absolute, 0.0)

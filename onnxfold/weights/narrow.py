@@ -1,8 +1,8 @@
 """Weights that a model stores in fewer bits than it computes with.
 
-The numbers of a half float behind a Cast to float32 are exact, and so is what the model makes of
-them but for float32 roundings.  An edit would round them to half floats again, a thousand times the
-error, so such a weight stays as it is.  The same holds of float32 behind a Cast to double.
+The numbers of a half float cast to float32 are exact, and so are results of the model up to float32
+roundings. An edit would round them to half floats again, a thousand times the error, so such a
+weight is not edited. The same applies to float32 cast to double.
 """
 
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ _FOUND: WeakKeyDictionary[ModelInfo, dict[ir.Value, Refusal | None]] = WeakKeyDi
 
 
 def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
-    """Say why a weight must keep its numbers: something computes with them in a wider type."""
+    """Refuse to edit a weight whose numbers are computed with in a wider type."""
     known = _FOUND.setdefault(view, {})
     if value not in known:
         known[value] = _find(view, value)

@@ -1,9 +1,9 @@
-"""Edits of whole rows by the library `onnxfold_weights`, with the bits that numpy gives.
+"""Edits of whole rows by the library `onnxfold_weights`, bit-identical to numpy.
 
-A row is what lies along the last axis. A mean over a whole row, and factors and terms that are one
-for each row or one for each column, are done row by row in the cache: a tenth of the time of numpy
-for half floats, a third for float32. Anything else is left to `evaluation`, and so are rows with
-numbers that are not finite or that leave the range of their type.
+A row lies along the last axis. A mean over a whole row, and factors and terms that vary only by row
+or only by column, are applied row by row in the cache: a tenth of the time of numpy for half
+floats, a third for float32. All other edits are left to `evaluation`, and so are rows with numbers
+that are not finite or leave the range of their type.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class _Rows(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    """The function of the library, None where that was not built."""
+    """Return the function of the library, or None if it was not built."""
     path = built("libonnxfold_weights.so")
     if path is None:
         return None
@@ -58,7 +58,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEdit:
-    """``kind``: centre, scale or shift; ``values``: one for each row, or for each column."""
+    """``kind``: centre, scale or shift; ``values``: one per row, or one per column."""
 
     kind: str
     values: Float64 | None = None
@@ -66,7 +66,7 @@ class RowEdit:
 
     @staticmethod
     def spread(kind: str, spread: Float64, shape: tuple[int, ...]) -> "RowEdit | None":
-        """The edit by an array that broadcasts against ``shape``, None if by neither."""
+        """Return the edit by an array that broadcasts against ``shape``, None if by neither."""
         if all(dim == 1 for dim in spread.shape[:-1]) and spread.shape[-1] == shape[-1]:
             return RowEdit(kind, np.ascontiguousarray(spread.reshape(-1)))
         if spread.shape[-1] != 1:
@@ -91,7 +91,7 @@ class RowProgram:
 
     @classmethod
     def of(cls, W: Array, edits: list[RowEdit | None]) -> Self | None:
-        """The program, None where the library has none for this weight or these edits."""
+        """Return the program, or None if the library supports not all of these edits."""
         known = tuple(edit for edit in edits if edit is not None)
         if W.dtype.name not in _TYPES or W.ndim < 2 or len(known) < len(edits):
             return None
@@ -101,16 +101,19 @@ class RowProgram:
         return None if function is None else cls(function, W, known)
 
     def run(self, rows: Array, first: int, result: Array) -> bool:
-        """Edit rows of the weight, the first of them number ``first``, into ``result``.
+        """Edit rows of the weight, starting at number ``first``, into ``result``.
 
-        ``result`` is of the type of the rows, or float64 and not rounded. False where it was not
-        done, and then nothing is said about ``result``.
+        ``result`` has the type of the rows, or is float64 and not rounded. Returns False if this
+        was not possible; ``result`` is then undefined.
         """
         kind = _WIDE if result.dtype == np.float64 else _ROUNDED
         return self._call(rows, first, result, kind, None)
 
     def weighted_sum(self, rows: Array, first: int, factors: Float64, total: Float64) -> bool:
-        """Put the sum of the edited rows, each times its factor, into ``total``; False as above."""
+        """Write the sum of the edited rows, each times its factor, to ``total``.
+
+        Return False as above.
+        """
         return self._call(rows, first, total, _SUM, np.ascontiguousarray(factors))
 
     def _call(
