@@ -1,4 +1,4 @@
-"""All statistics of a model's norms: of a batch, of a shard, of everything."""
+"""All statistics of a model's norms, for a batch, a shard, or all data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ _SIDES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The statistics of every norm by their names, the rows of data, and what no mask suited.
+    """The statistics of every norm by name, the rows of data, and the unmasked vectors.
 
-    ``unmasked`` counts, for each norm, the vectors measured where padding could not be told.
+    ``unmasked`` counts, for each norm, the vectors measured without knowing which are padding.
     """
 
     rows: int
@@ -50,12 +50,12 @@ class Totals:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Return a form for JSON that loses nothing."""
+        """Return a lossless form for JSON."""
         norms = [{name: s.state() for name, s in norm.items()} for norm in self.norms]
         return {"rows": self.rows, "norms": norms, "unmasked": list(self.unmasked)}
 
     def report(self, norms: Sequence[MeasuredNorm]) -> list[dict[str, Any]]:
-        """Return what a report says of each norm."""
+        """Return the report's entry for each norm."""
         return [
             {
                 "name": norm.name,
@@ -88,9 +88,9 @@ def _names(norm: MeasuredNorm) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The sums of one batch: for each norm those before and after it, [vectors, 4], and how many.
+    """Sums of one batch: each norm's tables before and after it, [vectors, 4], and their count.
 
-    ``unmasked`` are the vectors of each norm where padding could not be told.
+    ``unmasked`` are the vectors of each norm whose padding is unknown.
     """
 
     rows: int
@@ -99,7 +99,7 @@ class Tables:
 
     @property
     def vectors(self) -> int:
-        """The number of vectors in all."""
+        """The total number of vectors."""
         return sum(len(table) for pair in self.norms for table in pair)
 
 
@@ -109,7 +109,7 @@ def kept_tables(
     batch: Batch,
     mask_dims: tuple[Dim, ...],
 ) -> Tables:
-    """Return the sums that a session gave for a batch, without those of padding."""
+    """Return the sums that a session computed for a batch, without the rows of padding."""
     pairs, unmasked = [], []
     for norm in norms:
         before, after = (outputs[name] for name in norm.outputs)
@@ -147,10 +147,10 @@ def of_tables(norms: Sequence[MeasuredNorm], batches: Sequence[Tables], seed: in
 def _laid_out(
     mask: Mask, dims: tuple[Dim, ...], norm: MeasuredNorm, shape: tuple[int, ...]
 ) -> Mask | None:
-    """Return the mask over the rows of a norm, or None where it is not certain how it lies.
+    """Return the mask over the rows of a norm, or None if its layout is uncertain.
 
-    Its axes are those of the rows with the same symbols, else the only ones of their sizes, else
-    the two together are the first axis.
+    Its axes are the rows' axes with the same symbols, otherwise the only ones of their sizes;
+    otherwise its two axes together are the first axis.
     """
     batch, tokens = mask.shape
     by_symbol = [

@@ -1,7 +1,7 @@
-"""Measuring shards on a Ray cluster: an actor for each worker, results in the order of shards.
+"""Measurement of shards on a Ray cluster: one actor per worker, results in the order of shards.
 
-Actors are spread over the nodes, since each holds a session and its threads.  Ray starts an actor
-again, on any node, when its process or node dies, and gives it its shard again.
+Actors are spread over the nodes, because each needs memory and threads for a session. Ray restarts
+an actor, on any node, if its process or node dies, and gives it its shard again.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ from onnxfold.inputs.data import Shard
 
 
 class _Worker:
-    """A session in a process of Ray; ``files``: the model's, where no disk is shared."""
+    """A session in a process of Ray; ``files``: the model's, if no disk is shared."""
 
     def __init__(self, task: Task, files: Mapping[str, bytes]):
         self._task = task
-        # A session holds what it has mapped: nothing is left behind, however the worker ends.
+        # A session keeps what it has mapped, so no file remains, however the worker ends.
         with TemporaryDirectory(prefix="onnxfold-", ignore_cleanup_errors=True) as folder:
             if files and task.model is not None:
                 for name, content in files.items():
@@ -40,8 +40,8 @@ def in_cluster(
 ) -> Generator[Totals | BadShard, None, None]:
     """Yield the totals of each shard in order, measured by actors of the cluster at ``address``.
 
-    Every node must find the data under its path.  Raises UsageError where Ray is not installed or
-    there is no such cluster, ModelError where workers die again and again.
+    Every node must find the data under its path. Raises UsageError if Ray is not installed or the
+    cluster does not exist, ModelError if workers die repeatedly.
     """
     with connected(address, "measuring on a cluster") as ray:
         yield from _by_actors(ray, task, shards, workers, share=address != LOCAL)
@@ -50,9 +50,8 @@ def in_cluster(
 def _by_actors(
     ray: Any, task: Task, shards: Sequence[Shard], workers: int, *, share: bool
 ) -> Generator[Totals | BadShard, None, None]:
-    """Keep two shards for each actor under way, and hand results on in the order of shards."""
-    # Ray counts as a retry each time that an actor cannot be reached while it starts again: only
-    # the deaths can be counted.
+    """Keep two shards per actor in progress, and yield results in the order of shards."""
+    # Ray counts every attempt to reach a restarting actor as a retry, so only deaths are counted.
     options: dict[str, Any] = {"max_restarts": MOST_DEATHS - 1, "max_task_retries": -1}
     options |= {"num_cpus": task.threads, "scheduling_strategy": "SPREAD"}
     remote = ray.remote(**options)(_Worker)
@@ -81,5 +80,5 @@ def _result(ray: Any, shard: Shard, reference: Any) -> Totals | BadShard:
 
 
 def _files(model: Path) -> dict[str, bytes]:
-    """Read the model and its data files, which lie alone in their folder."""
+    """Read the model and its data files, which are alone in their folder."""
     return {path.name: path.read_bytes() for path in sorted(model.parent.iterdir())}

@@ -17,17 +17,17 @@ Reports = Sequence[Mapping[str, Any]]
 MUTED = "#8a8f98"
 _BEFORE, _AFTER, _RANDOM_A, _RANDOM_B = "#2f80d0", "#dd7b1f", MUTED, "#3f9c6b"
 _SIDES = (("before", _BEFORE), ("after", _AFTER))
-# Of models or norms that stand side by side; they differ in lightness too.
+# Colors of models or norms in one figure; they differ in lightness too.
 _COLOURS = (_BEFORE, _AFTER, _RANDOM_B, "#b0449c", "#c9a227", "#7a5cd0", "#c0392b", "#2aa5a0")
 
 _ANGLE = "angle, degrees"
 _MOST_NAMES, _LONGEST = 32, 22  # names along the width of a figure, and characters of each
-_DECADE, _LABELLED = 10, (2, 5)  # marks of a logarithmic scale beside the powers of 10
+_DECADE, _LABELLED = 10, (2, 5)  # labels of a logarithmic scale between the powers of 10
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: the name of its file, its title, how to read it, and what draws it."""
+    """A figure: its file name, its title, how to read it, and the function that draws it."""
 
     name: str
     title: str
@@ -60,7 +60,7 @@ def figures_of(reports: Reports) -> list[Figure]:
 
 
 def _name_norms(axes: Any, norms: Norms, xlabel: str) -> None:
-    """Write the names of norms below an axis: as many as there is room for, in their order."""
+    """Label an axis with the names of norms in order, as many as fit."""
     most = axes.get_gridspec().ncols
     places = range(0, len(norms), max(1, -(-len(norms) * most // _MOST_NAMES)))
     names = distinct([norm["name"] for norm in norms])
@@ -70,7 +70,7 @@ def _name_norms(axes: Any, norms: Norms, xlabel: str) -> None:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return paths without the parts that all of them begin with and end with."""
+    """Return paths without their common prefix and suffix."""
     paths = [re.split(r"(?<=[/.])", name) for name in names]
     head, tail = _shared(paths), _shared([path[::-1] for path in paths])
     shown = ["".join(path[head : len(path) - tail]).strip("/.") for path in paths]
@@ -78,13 +78,13 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """Count the parts that all paths begin with."""
-    columns = zip(*paths, strict=False)  # as far as the shortest goes
+    """Count the leading parts that all paths share."""
+    columns = zip(*paths, strict=False)  # up to the shortest path
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def shortened(name: str) -> str:
-    """Return a name with its middle left out where it is long: norms differ at their ends."""
+    """Return a long name with its middle omitted: norms differ at their ends."""
     head, tail = _LONGEST // 3, _LONGEST - _LONGEST // 3 - 1
     return name if len(name) <= _LONGEST else f"{name[:head]}\u2026{name[-tail:]}"
 
@@ -94,7 +94,7 @@ def _bars(
 ) -> None:
     """Draw the mean of a quantity over depth, with one standard deviation to both sides.
 
-    ``shift`` keeps the bars of several lines apart.
+    ``shift`` separates the bars of several lines.
     """
     found = [(i, n[side][quantity]) for i, n in enumerate(norms) if n[side][quantity]["count"]]
     places = [number + shift for number, _ in found]
@@ -153,7 +153,7 @@ def _both_sides(figure: Any, draw: Callable[[Any, str], None], quantity: str) ->
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """Put the legend above the panels, where it hides no point."""
+    """Put the legend above the panels, where it covers no point."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8)
 
@@ -168,7 +168,7 @@ def _over_depth(figure: Any, norms: Norms, quantity: str, ylabel: str) -> None:
 
 
 def _lengths(figure: Any, norms: Norms) -> None:
-    """Draw lengths, on a logarithmic scale where they differ by more than its labels."""
+    """Draw lengths, on a logarithmic scale if their range exceeds its labels."""
     _over_depth(figure, norms, "norm", "length")
     found = [norm[side]["norm"] for norm in norms for side, _ in _SIDES]
     means = [statistic["mean"] for statistic in found if statistic["count"]]

@@ -1,8 +1,8 @@
-"""The model with a few sums per row of every norm as its outputs, in the place of its own.
+"""A copy of the model whose outputs are a few sums per row of every norm.
 
-For each vector x that a norm reads or writes leave sum x, x.a, x.b and sum x^2, computed in
-float64 from the model's own values: a float32 sum of d terms may err by d/2 units in its last
-place, and the mean of a nearly centred vector is smaller than that.
+For each vector x that a norm reads or writes, the outputs are sum x, x.a, x.b and sum x^2, computed
+in float64 from the model's own values: a float32 sum of d terms may err by d/2 units in its last
+place, which exceeds the mean of a nearly centered vector.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ _SIDES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNorm:
-    """One norm: its outputs in the instrumented model, and what its numbers are judged by.
+    """One norm: its outputs in the instrumented model, and the facts needed to evaluate them.
 
     ``outputs`` are the names of the tables of its input and output, [rows..., 4] in the order of
-    :data:`COLUMNS`; ``row_dims`` the dims of the rows, where they are those of the input.
+    :data:`COLUMNS`; ``row_dims`` the dims of the rows, if they are the input's.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Instrumented:
 
 
 def control_vectors(size: int, seed: int) -> npt.NDArray[np.float64]:
-    """Return the random vectors a and b, [size, 2]: |a| = sqrt(size) as of 1, |b| another length.
+    """Return the random vectors a and b, [size, 2]: |a| = sqrt(size) like |1|, |b| another length.
 
     Both have normal elements, the same for all norms of one size.
     """
@@ -60,7 +60,7 @@ def control_vectors(size: int, seed: int) -> npt.NDArray[np.float64]:
 
 
 def instrument(info: ModelInfo, seed: int) -> Instrumented:
-    """Return a copy of a model that gives the sums of its norms' vectors, and nothing else."""
+    """Return a copy of a model with the sums of its norms' vectors as its only outputs."""
     edit = Editor(info, copy=True)
     norms: list[MeasuredNorm] = []
     refused: list[tuple[str, str]] = []
@@ -102,7 +102,7 @@ def _measured(site: NormSite, layout: "_RowLayout", outputs: tuple[str, str]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Digit:
-    """A part of an axis: its size, -1 where Reshape is to find it, None for the axis as it is."""
+    """A part of an axis: its size, -1 for Reshape to infer it, None for the axis unchanged."""
 
     axis: int
     size: int | None
@@ -123,7 +123,7 @@ class _RowLayout:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The digits with the normalised ones last."""
+        """The digits with the normalized ones last."""
         return tuple(sorted(range(len(self.digits)), key=lambda i: self.digits[i].normalised))
 
     @property
@@ -132,7 +132,7 @@ class _RowLayout:
 
 
 def _row_layout(info: ModelInfo, site: NormSite) -> _RowLayout | str:
-    """Return how the rows of a norm lie in its input, or why they cannot be measured."""
+    """Return the layout of a norm's rows in its input, or why they cannot be measured."""
     if site.kind is NormKind.DYT:
         return "it works on each element by itself, not on vectors"
     if site.last.graph is not info.model.graph:
@@ -204,7 +204,7 @@ class _Sums:
         return table
 
     def _rows(self, x: ir.Value) -> ir.Value:
-        """Return x with the elements of a row along its last axis, the other axes as they were."""
+        """Return x with the elements of a row along its last axis, the other axes unchanged."""
         layout = self._layout
         if layout.splits:
             x = self._node("Reshape", [x, self._digit_sizes(x)], "digits")

@@ -33,7 +33,7 @@ _SAVE_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What a user can ask of a measurement; the fields are the options of the command line."""
+    """The settings of a measurement; the fields are the options of the command line."""
 
     reading: DataOptions = field(default_factory=DataOptions)
     workers: int = 1
@@ -45,7 +45,7 @@ class Measuring:
     ray: str | None = None
 
     def check(self) -> None:
-        """Raises UsageError for senseless numbers, DataError where no state can be kept."""
+        """Raise UsageError for invalid numbers, DataError if no state can be saved."""
         numbers = {
             "--batch": self.reading.batch,
             "--length": self.reading.length,
@@ -56,7 +56,7 @@ class Measuring:
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise UsageError(f"{name} must be 1 or more, not {number}")
-        if self.ray is None:  # a cluster has cores of its own
+        if self.ray is None:  # a cluster has its own cores
             check_threads("--workers", self.workers)
             check_threads("--threads", self.threads)
         check_number("--seed", self.reading.seed)
@@ -69,7 +69,7 @@ def measured(
 ) -> dict[str, Any]:
     """Return the report on what every norm of a model reads and writes over data.
 
-    An interrupt ends the measurement early: the report then says so by ``complete`` being False.
+    An interrupt ends the measurement early: ``complete`` is then False in the report.
     """
     wanted.check()
     reading = wanted.reading
@@ -142,7 +142,7 @@ def _merged(
     mark: str,
     listener: Stages | None,
 ) -> Progress:
-    """Merge results in the order of shards, and keep them where that is asked."""
+    """Merge results in the order of shards, and save them if requested."""
     saved = time.monotonic()
     try:
         for result in results:

@@ -1,4 +1,4 @@
-"""What is kept for --resume: the totals of the shards that are done, and what they are of."""
+"""The state saved for --resume: the totals of the finished shards, and their identity."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from onnxfold.model_io.staging import StagingFolder
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many shards are done, what they gave together, and which of them were bad."""
+    """The number of finished shards, their totals, and the bad ones among them."""
 
     done: int
     totals: Totals
@@ -30,12 +30,12 @@ class Progress:
 
 
 def fingerprint(parts: Sequence[Any]) -> str:
-    """Return a digest of what a result depends on."""
+    """Return a digest of everything that determines a result."""
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 def save(path: Path, mark: str, progress: Progress) -> None:
-    """Write the progress, all of it or nothing; raises DataError where it cannot be written."""
+    """Write the progress atomically; raises DataError if it cannot be written."""
     state = {
         "schema": 1,
         "fingerprint": mark,
@@ -53,10 +53,10 @@ def save(path: Path, mark: str, progress: Progress) -> None:
 
 
 def load(path: Path, mark: str) -> Progress | None:
-    """Return what a file holds, or None where there is none yet.
+    """Return the content of a state file, or None if there is none yet.
 
-    Raises UsageError where the file is of another model, data or options, DataError where it is
-    no such file or cannot be read.
+    Raises UsageError if the file belongs to another model, data or options, DataError if it is not
+    a state file or cannot be read.
     """
     if not path.exists():
         return None

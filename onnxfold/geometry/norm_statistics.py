@@ -1,10 +1,10 @@
-"""Statistics of a stream of numbers that merge: moments, extremes, quantiles and a histogram.
+"""Mergeable statistics of a stream of numbers: moments, extremes, quantiles and a histogram.
 
-Counts merge by addition of integers, so their order does not matter.  Mean and sum of squared
+Counts are merged by integer addition, so their order does not matter. Mean and sum of squared
 deviations merge by Chan's formula in float64, whose rounding depends on the order: batches are
-merged in the order of their rows and shards in the order of the data, whoever measured them.
-After k merges the relative error of the mean is at most about k units of 2^-53 of the mean size
-of the numbers; a float32 mean stops moving at 2^24 rows.
+merged in the order of their rows and shards in the order of the data, whichever worker measured
+them. After k merges the relative error of the mean is at most about k units of 2^-53 of the mean
+size of the numbers; a float32 mean stops moving at 2^24 rows.
 """
 
 import math
@@ -18,14 +18,14 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-# The width of a bar of the histogram; what is not here has ten bars to a decade.
+# The width of a bar of the histogram; other quantities have ten bars per decade.
 LINEAR_WIDTHS = {"angle_uniform": 1.0, "angle_a": 1.0, "angle_b": 1.0, "uniform_share": 0.01}
-# What quantiles are relative to: those of angles are exact to 1 percent of the distance from 90.
+# The origin of quantiles: for angles they are exact to 1 percent of the distance from 90.
 _CENTRES = {"angle_uniform": 90.0, "angle_a": 90.0, "angle_b": 90.0}
 _ACCURACY = 0.005
 _GAMMA = (1 + _ACCURACY) / (1 - _ACCURACY)
 _DECADE_BARS = 10
-# Log keys of numbers down to 1e-300 stay below this in size, so that signs have their own ranges.
+# Log keys of numbers down to 1e-300 have smaller magnitude, so each sign has its own range.
 _HALF = 1 << 20
 
 
@@ -34,8 +34,8 @@ class NormStatistic:
     """Count, mean, sum of squared deviations, extremes, and two tables of counts.
 
     ``sketch`` is a DDSketch (Masson, Rim, Lee, VLDB 2019) of the distance from the quantity's
-    centre: a quantile is exact to 0.5 percent of this distance.  ``bars`` is the histogram.
-    Numbers that are not finite are left out and counted in ``left_out``.
+    center: a quantile is exact to 0.5 percent of this distance. ``bars`` is the histogram.
+    Non-finite numbers are excluded and counted in ``left_out``.
     """
 
     quantity: str
@@ -93,7 +93,7 @@ class NormStatistic:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return every field, for :meth:`NormStatistic` again."""
+        """Return every field, for reconstruction by :meth:`NormStatistic`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
@@ -103,7 +103,7 @@ class NormStatistic:
         return NormStatistic(**{**state, **counts})
 
     def quantile(self, share: float) -> float | None:
-        """Return the number below which this share of all lies; None of none."""
+        """Return the number below which this share of the numbers lies, or None."""
         if not self.count:
             return None
         rank = share * (self.count - 1)
@@ -116,7 +116,7 @@ class NormStatistic:
         return self.high
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report's form; what no number has is null."""
+        """Return the report's form; a value without numbers is null."""
         some = self.count > 0
         return {
             "count": self.count,
@@ -130,7 +130,7 @@ class NormStatistic:
         }
 
     def _histogram(self) -> list[dict[str, Any]]:
-        """Return the bars that hold a number, by their lower and upper edges."""
+        """Return the nonempty bars by their lower and upper edges."""
         width = LINEAR_WIDTHS.get(self.quantity)
         bars = []
         for key, number in self.bars:
@@ -145,7 +145,7 @@ class NormStatistic:
 def _log_keys(values: Array, base: float) -> npt.NDArray[np.int64]:
     """Return for each number the k with base^(k-1) < |v| <= base^k, in the order of the numbers.
 
-    0 has key 0; the keys of positive numbers are shifted up, those of negative ones mirrored.
+    0 has key 0; the keys of positive numbers are shifted up, and mirrored for negative ones.
     """
     with np.errstate(divide="ignore"):
         powers = np.ceil(np.log(np.abs(values)) / math.log(base))
@@ -162,7 +162,7 @@ def _edges(key: int, base: float) -> tuple[float, float]:
 
 
 def _middle(key: int, base: float) -> float:
-    """Return the number that is relatively nearest to all of a key: 2 base^k / (base + 1)."""
+    """Return the number relatively nearest to all numbers of a key: 2 base^k / (base + 1)."""
     if key == 0:
         return 0.0
     return math.copysign(2.0 * base ** (abs(key) - _HALF) / (base + 1.0), key)

@@ -13,7 +13,7 @@ _MADE_UP = "made-up inputs, which say nothing about real data"
 
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page; raises UsageError where matplotlib is not installed."""
+    """Return the page; raises UsageError if matplotlib is not installed."""
     reports = plain(reports)
     drawings = [
         f"<section><h2>{figure.title}</h2><p>{figure.how}</p>"
@@ -32,7 +32,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def conclusion(report: Mapping[str, Any]) -> str | None:
-    """Say what the means carry, and what leaving them out would change; None of no LayerNorm."""
+    """Describe the share of the means and the effect of dropping them, if there are LayerNorms."""
     errors = [e for n in report["norms"] if (e := _mean(n["error_without_mean"])) is not None]
     if not errors:
         return None
@@ -60,7 +60,7 @@ def _name(report: Mapping[str, Any]) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return a sentence on what was measured, and how far it may be trusted."""
+    """Return a sentence on what was measured, and how reliable it is."""
     kind = report["data"]["kind"]
     text = f"{len(report['norms'])} norms "
     if kind == "training":

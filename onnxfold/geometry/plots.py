@@ -11,13 +11,13 @@ from onnxfold.geometry.figures import Figure, figures_of
 from onnxfold.inputs.data.shards import optional
 from onnxfold.report.plain import plain
 
-_TEXT = "#123457"  # stands for the colour of the page's text
+_TEXT = "#123457"  # replaced by the text color of the page
 _PRINTED = "#222222"
 _DOTS_PER_INCH = 150
 
 
 def demand_matplotlib() -> None:
-    """Raise DependencyError where figures could not be drawn at the end of the work."""
+    """Raise DependencyError if figures could not be drawn at the end of the work."""
     optional("matplotlib", "matplotlib", "drawing")
 
 
@@ -36,7 +36,7 @@ def write_figures(reports: Sequence[Mapping[str, Any]], folder: Path) -> list[Pa
 
 
 def svg(drawing: Figure) -> str:
-    """Return a figure for a page: without background, in the colour of the text around it."""
+    """Return a figure for a page: without background, in the color of the surrounding text."""
     with _drawn(drawing, _TEXT) as figure:
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

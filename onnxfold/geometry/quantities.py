@@ -1,4 +1,4 @@
-"""What the sums of a vector tell about it, for all rows of a norm at once.
+"""Quantities computed from the sums of vectors, for all rows of a norm at once.
 
 With s = sum x, q = sum x^2 and d the size: mean m = s/d, |x| = sqrt(q), the angle to a vector v
 is acos(x.v / (|x| |v|)), that to the uniform vector 1 acos(s / sqrt(d q)), and the share of the
@@ -23,7 +23,7 @@ SIDE_QUANTITIES = (*ANGLES, "norm", "mean", "uniform_share")
 def vector_quantities(table: Array, size: int, seed: int) -> dict[str, Array]:
     """Return the quantities of :data:`SIDE_QUANTITIES` for a table [rows, 4], angles in degrees.
 
-    Where a vector is 0, its angles and share are NaN.
+    If a vector is 0, its angles and share are NaN.
     """
     total, along_a, along_b, squares = table.T
     lengths = np.linalg.norm(control_vectors(size, seed), axis=0)
@@ -49,11 +49,11 @@ _DENOMINATORS: dict[EpsilonMode, Callable[[Array, float], Any]] = {
 
 
 def error_without_mean(table: Array, norm: MeasuredNorm) -> Array:
-    """Return |y' - y| / |y| of a norm's result y and that without mean subtraction, y'.
+    """Return |y' - y| / |y| of a norm's result y and the result y' without mean subtraction.
 
     Both before gamma and beta: y = (x - m) / D(v), y' = x / D(v + m^2), with v the variance and D
-    the norm's denominator.  x - m and m 1 are orthogonal, so with t = D(v) / D(v + m^2) the square
-    is (t - 1)^2 + t^2 m^2 / v.  NaN where the variance is 0.
+    the norm's denominator. x - m and m 1 are orthogonal, so with t = D(v) / D(v + m^2) the square
+    is (t - 1)^2 + t^2 m^2 / v. NaN if the variance is 0.
     """
     mean = table[:, 0] / norm.size
     square = table[:, 3] / norm.size

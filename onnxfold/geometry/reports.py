@@ -11,7 +11,7 @@ Report = dict[str, Any]
 
 
 def as_document(reports: Sequence[Report]) -> Report:
-    """Return one report as it is, several as ``{"schema": 1, "models": [...]}``."""
+    """Return one report unchanged, several as ``{"schema": 1, "models": [...]}``."""
     return reports[0] if len(reports) == 1 else {"schema": 1, "models": list(reports)}
 
 
@@ -20,7 +20,7 @@ def write_measurements(
 ) -> None:
     """Write reports as .json or .html, and their figures into a folder.
 
-    Raises UsageError where matplotlib is wanted and not installed, ModelError when a file cannot be
+    Raises UsageError if matplotlib is required but not installed, ModelError if a file cannot be
     written.
     """
     from onnxfold.report.document import write_text
@@ -39,17 +39,18 @@ def write_measurements(
 
 
 def read_measurements(paths: Iterable[Path]) -> list[Report]:
-    """Return the reports in JSON files, and in those of folders.
+    """Return the reports in JSON files, including the files in folders.
 
-    Raises DataError for what is no measurement.
+    Raises DataError for a file that is not a measurement.
     """
     return [report for path in paths for report in _read(path)]
 
 
 def measurement_of(path: Path, sha256: str) -> Report:
-    """Return what a report on optimizing a model says of its measurement: a few means by norm.
+    """Return the measurement for a report on optimizing a model: a few means by norm.
 
-    Raises DataError for what is no measurement, UsageError for none of the model with this hash.
+    Raises DataError for a file that is not a measurement, UsageError for one of another model (by
+    its hash).
     """
     for report in read_measurements([path]):
         if report.get("sha256") == sha256:

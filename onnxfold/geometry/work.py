@@ -1,7 +1,8 @@
-"""Measuring shards, in this process or in others: one session each, shards in their order.
+"""Measurement of shards, in this process or in others: one session each, shards in order.
 
-What a shard gives depends on its rows alone: a session has a fixed number of threads, since the
-order in which threads add is seen in the last bits.  So the result is the same for any workers.
+The result of a shard depends on its rows alone: a session has a fixed number of threads, because
+the order in which threads add affects the last bits. The result is therefore the same for any
+number of workers.
 """
 
 import signal
@@ -34,7 +35,7 @@ Outputs = dict[str, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker needs to measure any shard; it can be pickled."""
+    """What a worker needs to measure any shard, in a picklable form."""
 
     norms: tuple[MeasuredNorm, ...]
     data: Data
@@ -54,14 +55,14 @@ class BadShard:
 
 
 class Session(Protocol):
-    """Whatever runs the instrumented model."""
+    """A runtime of the instrumented model."""
 
     def run(self, batches: Sequence[Batch]) -> Iterator[Outputs]:
         """Yield the outputs for each batch; raises errors of the runtime."""
 
 
 class WholeSession:
-    """A session of ONNX Runtime that holds the whole model."""
+    """An ONNX Runtime session of the whole model."""
 
     def __init__(self, task: Task):
         import onnxruntime as ort
@@ -87,7 +88,7 @@ class WholeSession:
 
 @dataclass(frozen=True, slots=True)
 class InPieces:
-    """A model larger than memory, piece after piece, with all batches of a shard at each."""
+    """A model larger than memory, run piece by piece, with all batches of a shard at each."""
 
     engine: OnnxRuntime
     source: ModelSource
@@ -98,11 +99,11 @@ class InPieces:
 
 
 def measured_shard(task: Task, session: Session, shard: Shard) -> Totals | BadShard:
-    """Return the totals of a shard; one fault makes all of it bad."""
+    """Return the totals of a shard; one fault makes the whole shard bad."""
     totals, waiting = Totals.none(task.norms), list[Tables]()
     try:
         batches = task.data.batches(shard)
-        # A model in pieces is loaded once for each call, others take one batch at a time.
+        # A model in pieces is loaded once per call, others take one batch at a time.
         groups = [list(batches)] if isinstance(session, InPieces) else ([b] for b in batches)
         for group in groups:
             for batch, outputs in zip(group, session.run(group), strict=True):
@@ -128,7 +129,7 @@ _HELD: dict[str, Any] = {}
 
 
 def _start(task: Task) -> None:
-    """Prepare a worker; an interrupt is for the process that merges."""
+    """Prepare a worker; an interrupt is left to the process that merges."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _HELD["task"], _HELD["session"] = task, WholeSession(task)
 
@@ -142,7 +143,7 @@ def in_processes(
 ) -> Generator[Totals | BadShard, None, None]:
     """Yield the totals of each shard in order, measured by worker processes.
 
-    Shards of workers that die are measured again; raises ModelError when that goes on.
+    Shards of workers that die are measured again; raises ModelError if this continues.
     """
     done = 0
     for _ in range(MOST_DEATHS):
@@ -163,7 +164,7 @@ def in_processes(
 def _pooled(
     task: Task, shards: Sequence[Shard], workers: int
 ) -> Generator[Totals | BadShard, None, None]:
-    """Keep two shards for each worker under way, and hand results on in the order of shards."""
+    """Keep two shards per worker in progress, and yield results in the order of shards."""
     waiting: deque[Future[Totals | BadShard]] = deque()
     pool = ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), initializer=_start, initargs=(task,)
