@@ -1,6 +1,6 @@
-"""Models against each other in ONNX Runtime: interleaved runs, medians, how many times as fast.
+"""Models compared in ONNX Runtime: interleaved runs, medians, relative speeds.
 
-Every round gives each variant one turn, and speeds are taken round by round.  A variant is a model
+Every round runs each variant for one turn, and speeds are computed per round. A variant is a model
 with or without onnxfold's kernels; a model without onnxfold functions has only the plain one.
 """
 
@@ -28,11 +28,11 @@ _DIGITS = 4  # tenths of a microsecond, and of a per mille
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One variant: milliseconds per run, and how many times as fast as the first, round by round.
+    """One variant: milliseconds per run, and its speed relative to the first, per round.
 
     ``apart``: the speed differs from the first one's by more than rounds differ from one another
-    (from the 20th to the 80th percentile); what does not is no answer.
-    ``operators``: milliseconds per run of the operators that take longest, from profiled runs.
+    (from the 20th to the 80th percentile); smaller differences mean nothing. ``operators``:
+    milliseconds per run of the slowest operators, from profiled runs.
     """
 
     model: str
@@ -73,10 +73,10 @@ def bench(
     providers: tuple[str, ...] = (),
     progress: Callable[[str, float], None] | None = None,
 ) -> Benchmark:
-    """Time models in one process, one after the other in every round.
+    """Time models in one process, in turns within each round.
 
-    All models get the same inputs, made for the first.  Raises UsageError for impossible options,
-    ModelError when a model cannot be read or run, OnnxfoldError without onnxruntime.
+    All models get the same inputs, made for the first. Raises UsageError for impossible options,
+    ModelError if a model cannot be read or run, OnnxfoldError without onnxruntime.
     """
     if rounds < 1 or threads < 1:
         raise UsageError(f"rounds and threads must be at least 1, not {rounds} and {threads}")
@@ -123,7 +123,7 @@ def bench(
 
 
 def _taken(draw: Callable[..., list[dict[str, Any]]], session: Any) -> dict[str, Any]:
-    """Return inputs that a session runs on: the first, or some of fewer indices; else the first."""
+    """Return inputs on which a session runs: the first draw, or one with fewer indices."""
     for below in (None, *FEWER_INDICES):
         (feeds,) = draw(below=below)
         try:
@@ -135,7 +135,7 @@ def _taken(draw: Callable[..., list[dict[str, Any]]], session: Any) -> dict[str,
 
 
 def is_apart(speed: float, low: float, high: float) -> bool:
-    """Whether a speed differs from 1 by more than its rounds do from one another."""
+    """Whether a speed differs from 1 by more than its rounds differ from one another."""
     return abs(speed - 1) > high - low
 
 
@@ -165,7 +165,7 @@ def _version() -> str:
 
 
 def _kernel_choices(path: Path, providers: Sequence[str]) -> tuple[bool, ...]:
-    """With and without kernels where the model calls onnxfold functions and a library is there."""
+    """Return the choices of kernels: without, and with if the model calls them and they exist."""
     functions = model_io.load(path).functions
     if not any(domain == DOMAIN for domain, *_ in functions):
         return (False,)

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime whose inputs and outputs stay on the device that they run on."""
+"""Sessions of ONNX Runtime whose inputs and outputs stay on their device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Bound:
-    """A session that reads its inputs, and writes its outputs, where they are."""
+    """A session with inputs and outputs in fixed memory."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class Bound:
             self.binding.bind_ortvalue_output(name, value)
 
     def run(self) -> None:
-        """Run once, to the end of what the device does."""
+        """Run once, and wait for the device."""
         self.session.run_with_iobinding(self.binding)
 
 
 def memory_of(provider: str) -> str:
-    """Return ONNX Runtime's name of the memory that a provider's tensors are in."""
+    """Return ONNX Runtime's name of the memory of a provider's tensors."""
     return "cuda" if provider.startswith("CUDA") else "cpu"
 
 
@@ -48,7 +48,7 @@ def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, o
 def outputs_on(
     memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, ort.OrtValue]:
-    """Return memory of a device for a session's outputs; sessions of one model may share it."""
+    """Return device memory for a session's outputs, which sessions of one model may share."""
     names = [output.name for output in session.get_outputs()]
     arrays = session.run(names, dict(feeds))
     return memory_for(memory, session, dict(zip(names, arrays, strict=True)))
@@ -57,7 +57,7 @@ def outputs_on(
 def memory_for(
     memory: str, session: ort.InferenceSession, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, ort.OrtValue]:
-    """Return memory of a device for the outputs of a session, of the shapes of arrays."""
+    """Return device memory for the outputs of a session, with the shapes of arrays."""
     import onnxruntime as ort
 
     return {
@@ -69,6 +69,6 @@ def memory_for(
 
 
 def _dtype(kind: str) -> np.dtype[Any]:
-    """Return the type of arrays that ONNX Runtime calls, for one, tensor(float16)."""
+    """Return the array type of an ONNX Runtime type such as tensor(float16)."""
     name = kind.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64"}.get(name, name))

@@ -1,6 +1,6 @@
-"""CUDA on this machine as its driver tells it, and what a kernel library was compiled for.
+"""CUDA on this machine according to its driver, and the targets of a kernel library.
 
-Needs no CUDA: a machine without a driver has no devices.
+CUDA is not required: without a driver the list of devices is empty.
 """
 
 import ctypes
@@ -23,11 +23,14 @@ class Build:
     ptx: int
 
     def runs_on(self, capability: int) -> bool:
-        """Machine code serves its own major capability from its minor on; PTX all later ones."""
+        """Whether it runs: machine code on its own major capability from its minor on.
+
+        PTX on all later ones.
+        """
         return capability >= self.ptx or self.has_code_for(capability)
 
     def has_code_for(self, capability: int) -> bool:
-        """Whether no PTX has to be compiled for it, which takes a driver as new as the toolkit."""
+        """Whether it contains machine code for it; PTX needs a driver as new as the toolkit."""
         return any(
             capability // 10 == known // 10 and capability >= known for known in self.architectures
         )
@@ -43,16 +46,16 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The newest CUDA that the driver runs, None without a driver, and its devices."""
+    """The newest CUDA version that the driver supports (or None), and its devices."""
 
     version: str | None
     devices: tuple[CudaDevice, ...] = ()
 
 
 def compiled_for(library: str) -> Build | None:
-    """What a kernel library says of its CUDA kernels; None where it has none.
+    """Return the CUDA targets recorded in a kernel library; None if it has none.
 
-    Raises OSError where the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     return _compiled_for(library, Path(library).stat().st_mtime_ns)
 
@@ -67,7 +70,7 @@ def _compiled_for(library: str, modified: int) -> Build | None:
 
 
 def driver() -> Driver:
-    """The CUDA driver and its devices; a driver that cannot start has none."""
+    """The CUDA driver and its devices; a driver that cannot start yields no devices."""
     try:
         library = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -82,9 +85,9 @@ def driver() -> Driver:
 
 
 def obstacle(build: Build, version: str, device: CudaDevice) -> str | None:
-    """Why kernels do not run on a device by the driver for CUDA `version`; None where they do.
+    """Return why kernels do not run on a device with the driver for CUDA `version`, or None.
 
-    A driver runs what toolkits of its own major version and of older ones made.
+    A driver runs code built by toolkits of its own major version and of older ones.
     """
     made, runs = _parts(build.runtime), _parts(version)
     if runs[0] < made[0]:
@@ -104,7 +107,7 @@ def obstacle(build: Build, version: str, device: CudaDevice) -> str | None:
 
 
 def capability_text(number: int) -> str:
-    """A compute capability as people write it, of one times ten."""
+    """Return a compute capability as people write it, from ten times its value."""
     return f"{number // 10}.{number % 10}"
 
 

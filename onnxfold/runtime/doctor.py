@@ -1,7 +1,7 @@
-"""doctor: what is installed, what is missing and how to get it, and whether the kernels work.
+"""doctor: what is installed, what is missing and how to install it, and whether the kernels work.
 
-A part that is optional and absent (ONNX Runtime, a library of ours) is not an error; a part that is
-there and does not work is.
+An optional part that is absent (ONNX Runtime, a kernel library) is not an error; a part that is
+present and does not work is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INSTALL_RUNTIME = "pip install 'onnxfold[ort]'"
 def examine() -> dict[str, Any]:
     """Return versions, execution providers, kernel libraries, GPUs and the self-tests' results.
 
-    ``healthy`` is False when something that is installed does not work.
+    ``healthy`` is False if something that is installed does not work.
     """
     problems: list[str] = []
     runtime = _runtime(problems)
@@ -71,7 +71,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _runtime(problems: list[str]) -> dict[str, Any]:
-    """Describe ONNX Runtime; one that is installed and cannot be imported is a problem."""
+    """Describe ONNX Runtime; it is a problem if it is installed and cannot be imported."""
     found: dict[str, Any] = {"version": None, "providers": [], "install": _INSTALL_RUNTIME}
     try:
         import onnxruntime as ort
@@ -90,7 +90,7 @@ def _runtime(problems: list[str]) -> dict[str, Any]:
 def _library(device: str, problems: list[str]) -> dict[str, str | None]:
     try:
         return {"path": get_library_path(device), "problem": None}
-    except UsageError as error:  # asked for by the environment, and not there
+    except UsageError as error:  # requested by the environment, but missing
         if str(error) not in problems:
             problems.append(str(error))
         return {"path": None, "problem": str(error)}

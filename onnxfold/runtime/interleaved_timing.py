@@ -1,7 +1,7 @@
-"""Variants of a model that take turns in ONNX Runtime, and what their operators cost.
+"""Variants of a model timed in turns in ONNX Runtime, and the costs of their operators.
 
-A machine drifts, so every round gives each variant one turn, in an order that changes from round to
-round; ratios are to be taken round by round.
+The speed of a machine drifts, so every round runs each variant for one turn, in an order that
+changes from round to round; compute ratios per round.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PROFILED_RUNS = 5
 class Variant:
     """A model file, with or without onnxfold's kernels.
 
-    ``disabled`` names optimizers of ONNX Runtime to leave out, ``dimensions`` gives symbolic
-    dimensions a size for good, without ``optimize`` the session runs the graph as it is.
+    ``disabled`` names optimizers of ONNX Runtime to turn off, ``dimensions`` fixes the size of
+    symbolic dimensions, without ``optimize`` the session runs the graph unchanged.
     """
 
     path: Path
@@ -52,8 +52,8 @@ class Variant:
     ) -> ort.InferenceSession:
         """Open a session.
 
-        Raises ModelError where ONNX Runtime refuses the model, DependencyError where it is missing,
-        OnnxfoldError where the kernels are asked for and cannot be had.
+        Raises ModelError if ONNX Runtime refuses the model, DependencyError if it is missing,
+        OnnxfoldError if kernels are requested but not available.
         """
         try:
             import onnxruntime as ort
@@ -93,8 +93,8 @@ class Variant:
 class RunCounts:
     """How often each variant runs.
 
-    A turn is as many runs as fill ``turn_s``, one at least: a model of a few milliseconds would
-    else begin every time with the memory of the others in the caches.  The rounds end at
+    A turn is as many runs as fill ``turn_s``, at least one: otherwise each run of a model of a few
+    milliseconds would start with the caches full of other models' data. The rounds end at
     ``rounds``, or after ``least`` once ``budget_s`` is spent.
     """
 
@@ -139,7 +139,7 @@ def _turn(run: Callable[[], object], repeats: int, clock: Callable[[], float]) -
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """The nodes of one operator that ran: how many, and their milliseconds in one run together.
+    """The nodes of one operator: how many ran, and their total milliseconds in one run.
 
     Each node counts with its median over the runs.
     """

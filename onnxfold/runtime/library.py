@@ -1,4 +1,4 @@
-"""The kernel library in ONNX Runtime: where it is, whether it fits, registering it, testing it.
+"""The kernel library in ONNX Runtime: find it, check its version, register it, test it.
 
 A model made by onnxfold runs without the library, by the bodies of its functions. With the library
 registered on the session options, ONNX Runtime runs the kernels in their place.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LIBRARY_VARIABLE = "ONNXFOLD_LIBRARY"
 # ONNX Runtime's own provider for CUDA, and the one that it loads as a plugin.
 CUDA_PROVIDERS = ("CUDAExecutionProvider", "CudaPluginExecutionProvider")
-ONLY_FATAL = 4  # of what a session logs: it raises what else goes wrong
+ONLY_FATAL = 4  # log level of sessions: other faults raise exceptions
 
 _CPU_PROVIDER = "CPUExecutionProvider"
 _FILES = {"cpu": "libonnxfold_ops.so", "cuda": "libonnxfold_ops_cuda.so"}
@@ -48,17 +48,17 @@ _REMEDIES = {
     "-C cmake.define.ONNXFOLD_CUDA=ON, or build custom_ops with CMake",
 }
 _MARK = b"onnxfold-ops version "
-# ONNX Runtime has no way to ask whether a domain is registered; the options can carry a note.
+# ONNX Runtime cannot report whether a domain is registered, but the options can carry a note.
 _NOTE = "onnxfold.library"
 
-Provider: TypeAlias = str | tuple[str, dict[str, Any]]  # as ONNX Runtime takes them
+Provider: TypeAlias = str | tuple[str, dict[str, Any]]  # as ONNX Runtime accepts them
 
 
 def get_library_path(device: str = "cpu") -> str:
-    """The absolute path of the kernel library for "cpu", or for "cuda", which has both kernels.
+    """Return the path of the kernel library for "cpu", or "cuda", which has both kernels.
 
     The environment variable ONNXFOLD_LIBRARY overrides it. Raises UsageError for another device or
-    a variable that names no file, OnnxfoldError where the library was not built.
+    a variable that names no file, OnnxfoldError if the library was not built.
     """
     if device not in _FILES:
         raise UsageError(f"no kernel library for device {device!r}; known: {', '.join(_FILES)}")
@@ -79,23 +79,23 @@ def get_library_path(device: str = "cpu") -> str:
 
 
 def device_of(providers: Iterable[Provider]) -> str:
-    """The device whose library a session with these execution providers needs."""
+    """Return the device whose library a session with these execution providers needs."""
     names = {provider if isinstance(provider, str) else provider[0] for provider in providers}
     return "cuda" if names & set(CUDA_PROVIDERS) else "cpu"
 
 
 def register(session_options: ort.SessionOptions, device: str | None = None) -> None:
-    """Makes sessions with these options run onnxfold's kernels; a second call does nothing.
+    """Make sessions with these options run onnxfold's kernels; a second call does nothing.
 
-    The library for "cuda" serves sessions on CUDA and on the CPU, that for "cpu" the CPU alone.
-    Options do not tell the providers of their sessions; where `device` is not given it is "cuda"
-    if this ONNX Runtime has a provider for CUDA and the library for it is there and runs on a
-    device by its driver. With the provider alone it is "cpu", and a RuntimeWarning says what that
-    means for sessions on CUDA.
+    The library for "cuda" serves sessions on CUDA and on the CPU, the one for "cpu" only the CPU.
+    Options do not reveal the providers of their sessions; without `device` it is "cuda" if this
+    ONNX Runtime has a provider for CUDA and its library is present and can run on a device with its
+    driver. With the provider but no such library it is "cpu", and a RuntimeWarning explains the
+    effect on sessions on CUDA.
 
-    Raises OnnxfoldError where the library is missing, is of another version of onnxfold, needs a
-    newer ONNX Runtime, or for "cuda" another driver or device; UsageError where the options have
-    the library of another device.
+    Raises OnnxfoldError if the library is missing, belongs to another version of onnxfold, needs a
+    newer ONNX Runtime, or for "cuda" another driver or device; UsageError if the options have the
+    library of another device.
     """
     registered = _registered(session_options)
     if registered is not None and device is None:
@@ -123,10 +123,10 @@ def session(
     *,
     providers: Sequence[Provider] | None = None,
 ) -> ort.InferenceSession:
-    """An onnxruntime.InferenceSession of `model` with onnxfold's kernels for its providers.
+    """Return an InferenceSession of `model` with onnxfold's kernels for its providers.
 
-    Registers on `session_options` where they are given. The default provider is the CPU's.
-    Raises as `register` does, and DependencyError without onnxruntime.
+    Registers them on `session_options` if given. The default provider is the CPU's. Raises as
+    `register` does, and DependencyError without onnxruntime.
     """
     try:
         import onnxruntime as ort
@@ -153,9 +153,9 @@ class SelfTest:
 
 
 def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
-    """Runs every op in float32 and float16 by its kernel and by its body, and compares.
+    """Run every operator in float32 and float16 by its kernel and by its body, and compare.
 
-    Both run on `provider`. The model for the kernel holds no body, so that it loads only where the
+    Both run on `provider`. The model for the kernel contains no body, so it loads only if the
     kernel is found. Raises as `register` does.
     """
     failures = []
@@ -170,7 +170,7 @@ def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
 
 
 def takes_name(path: Path) -> bool:
-    """Whether ONNX Runtime can be told the name of a file: it takes UTF-8, a disk any bytes."""
+    """Whether ONNX Runtime accepts the name of a file: it requires UTF-8, file systems do not."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -179,13 +179,13 @@ def takes_name(path: Path) -> bool:
 
 
 def demand_name(path: Path) -> None:
-    """Raise ModelError where ONNX Runtime cannot open a file because of its name."""
+    """Raise ModelError if ONNX Runtime cannot open a file because of its name."""
     if not takes_name(path):
         raise ModelError(f"'{path}': ONNX Runtime cannot open a file of this name; rename it")
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of onnxruntime, which have no common base of their own."""
+    """Return the exceptions of onnxruntime, which lack a common base class."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     own = (v for v in vars(state).values() if isinstance(v, type) and issubclass(v, Exception))
@@ -200,9 +200,9 @@ def has_cuda() -> bool:
 
 
 def find_cuda(providers: Iterable[Provider]) -> None:
-    """Load the libraries of CUDA that pip installed, where a provider needs them.
+    """Load the CUDA libraries installed by pip, if a provider needs them.
 
-    They lie where no loader looks; ONNX Runtime knows the places from 1.21 on.
+    They are in folders that no loader searches; ONNX Runtime knows the places from 1.21 on.
     """
     if device_of(providers) == "cuda":
         import onnxruntime
@@ -212,7 +212,7 @@ def find_cuda(providers: Iterable[Provider]) -> None:
 
 
 def check_providers(providers: Iterable[str]) -> None:
-    """Raise UsageError for providers that the installed ONNX Runtime has not: it takes others."""
+    """Raise UsageError for providers that the installed ONNX Runtime lacks but would accept."""
     try:
         from onnxruntime import get_available_providers
     except ImportError as error:
@@ -240,7 +240,7 @@ def _device_of_runtime() -> str:
 
 
 def _default_path() -> str:
-    """The library for this ONNX Runtime: the CPU's where that for CUDA is missing."""
+    """Return the library for this ONNX Runtime: the CPU's if the one for CUDA is missing."""
     if _device_of_runtime() == "cpu":
         return _path_for("cpu")
     try:
@@ -249,7 +249,8 @@ def _default_path() -> str:
         raise
     except OnnxfoldError as cause:
         path = _path_for("cpu")
-        # ONNX Runtime gives a node to the provider that has a kernel, and copies its tensors there.
+        # ONNX Runtime assigns a node to the provider that has a kernel, and copies its tensors
+        # there.
         warnings.warn(
             "onnxfold registers its kernels for the CPU alone; this ONNX Runtime has CUDA too, and "
             "a session on CUDA with these options would compute its norms on the CPU: give it "
@@ -261,7 +262,7 @@ def _default_path() -> str:
 
 
 def _path_for(device: str) -> str:
-    """The library that a device needs, which has to have its kernels."""
+    """Return the library that a device needs, checked for its kernels."""
     path = get_library_path(device)
     if device == "cuda":
         _check_cuda(path)
@@ -269,7 +270,7 @@ def _path_for(device: str) -> str:
 
 
 def _check_cuda(path: str) -> None:
-    """Raises OnnxfoldError where kernels for CUDA would fail on every device at hand."""
+    """Raise OnnxfoldError if CUDA kernels would fail on every available device."""
     build, found = compiled_for(path), driver()
     if build is None:
         raise OnnxfoldError(f"{path} has no kernels for CUDA")
@@ -292,7 +293,7 @@ def _table() -> bytes:
 
 @lru_cache(maxsize=8)
 def _check_table(path: str, modified: int) -> None:
-    """Compares the op table that the library carries with SIGNATURES; once for each file."""
+    """Compare the operator table in the library with SIGNATURES, once for each file."""
     content = Path(path).read_bytes()
     start = content.find(_MARK)
     if start < 0:
@@ -303,7 +304,7 @@ def _check_table(path: str, modified: int) -> None:
 
 
 def _error_in_bounds(signature: Signature, dtype: ir.DataType, provider: str) -> float:
-    """The largest difference of kernel and body, in units of what rounding explains."""
+    """Return the largest difference of kernel and body, in units of what rounding explains."""
     import onnxruntime as ort
 
     inputs = _test_inputs(signature, dtype)
@@ -317,10 +318,10 @@ def _error_in_bounds(signature: Signature, dtype: ir.DataType, provider: str) ->
         model = _test_model(signature, dtype, inputs, with_body=not with_kernel)
         outputs.append(ort.InferenceSession(model, options, providers=[provider]).run(None, inputs))
     # Rows of 40 standard normals: 16 roundings of float32 statistics, 4 of the tensor type in the
-    # body (terms, division, scale, bias), each of a value not above 8.
+    # body (terms, division, scale, bias), each of a value of at most 8.
     unit = 2.0**-24 if dtype is ir.DataType.FLOAT else 2.0**-11
     bound = 8 * (16 * 2.0**-24 + 4 * unit)
-    # Codes may fall to either side; a scale of rows is one of 127 parts of a value.
+    # Codes may be rounded to either side; a scale of rows is 1/127 of a value.
     allowed = {"Y": 1.0 if signature.quantized else bound, "Y_scale": bound / 127, "Sum": bound}
     return max(
         float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) / allowed[key]

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model when it opens it: the operators that a session runs."""
+"""The graph that ONNX Runtime builds from a model: the operators that a session runs."""
 
 import tempfile
 from collections import Counter
@@ -22,12 +22,12 @@ _PROVIDERS = ("CPUExecutionProvider",)
 def session_operators(
     path: Path, *, kernels: bool = False, providers: Sequence[str] = _PROVIDERS
 ) -> dict[str, int] | None:
-    """Count the nodes of a session by operator; None where onnxruntime is not installed.
+    """Count the nodes of a session by operator; None if onnxruntime is not installed.
 
-    The session has all of ONNX Runtime's optimizations.  Without ``kernels`` a function of
+    The session has all of ONNX Runtime's optimizations. Without ``kernels`` a function of
     onnxfold's counts as the operators of its body.
 
-    Raises ModelError where ONNX Runtime refuses the model, or its optimized form cannot be kept.
+    Raises ModelError if ONNX Runtime refuses the model, or its optimized form cannot be saved.
     """
     try:
         import onnxruntime as ort
@@ -39,7 +39,7 @@ def session_operators(
         options = ort.SessionOptions()
         options.log_severity_level = ONLY_FATAL
         options.optimized_model_filepath = str(kept)
-        # Weights beside the graph, so that a large model does not exceed a protobuf.
+        # Weights are stored outside the graph, so that a large model does not exceed a protobuf.
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "weights"
         )
