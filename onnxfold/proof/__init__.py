@@ -1,7 +1,7 @@
-"""The proof of a rewritten model from the two models alone: whatever a pass says is a hint.
+"""The proof of a rewritten model from the two models alone; what a pass reports is only a hint.
 
 `prove` relates every value of the rewritten model to the original by one relation, and every rule
-that it uses is tested numerically on the nodes at hand.
+in use is tested numerically on the nodes concerned.
 """
 
 from onnxfold.graph import ModelInfo
@@ -11,7 +11,7 @@ __all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "prove"]
 
 
 def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
-    """Check ``after`` against ``before``: views of prepared models in which names were kept."""
-    from onnxfold.proof.walker import walked  # with what it runs: a run without a proof needs none
+    """Check ``after`` against ``before``, views of prepared models in which names were kept."""
+    from onnxfold.proof.walker import walked  # with its imports: a run without a proof needs none
 
     return walked(before, after, certificate)

@@ -1,9 +1,9 @@
-"""The rule of a linear layer that takes r and s of what it reads, tested with numbers of its own.
+"""The rule of a linear layer that absorbs r and s of its input, tested on random numbers.
 
     f(r * x + s, W, b) = f(x, W diag(r), b + factor * W s)
 
-Both sides are polynomials in r and s: the rule holds for all of them if it does for random ones.
-So it is tested once for all layers that are alike, on smaller tensors where their sizes may be.
+Both sides are polynomials in r and s: the rule is true for all of them if it is for random ones. It
+is therefore tested once for all equal layers, on smaller tensors if sizes permit.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MOST_AXES = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The axes of x, in order, over which the channels of a weight run; none for one r and s.
+    """The axes of x, in order, along which the channels of a weight run; none for one r and s.
 
-    ``digits``: outer, size and inner of the axes' elements, of which the channels are the second.
+    ``digits``: outer, size and inner of the axes' elements; the channels are the middle one.
     """
 
     axes: tuple[int, ...]
     digits: tuple[int, int, int] | None = None
 
     def vector(self, array: Float64, shape: Shape, size: int) -> Float64 | None:
-        """Return what broadcasts against x as a vector over channels, None where it is none."""
+        """Return an array that broadcasts against x as a vector over channels, or None."""
         if not self.axes:
             return np.full(size, array.flat[0])
         dims = [dim if axis in self.axes and isinstance(dim, int) else 1
@@ -57,7 +57,7 @@ class Reading:
         return wide[0, :, 0] if repeats else None
 
     def spread(self, vector: Float64, shape: tuple[int, ...]) -> Float64:
-        """Return a vector over channels as what broadcasts against an x of a shape."""
+        """Return a vector over channels as an array that broadcasts against an x of a shape."""
         if not self.axes:
             return vector[:1].reshape((1,) * len(shape))
         if self.digits is not None:
@@ -91,7 +91,7 @@ def _over_axes(x: Leaf, size: int, digits: tuple[int, int, int] | None = None) -
 class AbsorptionRule:
     """The rule for one layer: ``region`` starts from the weight, from x and from the bias.
 
-    ``scales`` and ``shifts``: whether there is an r other than 1, an s other than 0.
+    ``scales`` and ``shifts``: whether some r differs from 1, and some s from 0.
     """
 
     layer: LinearLayer
@@ -108,7 +108,7 @@ class AbsorptionRule:
         layer: LinearLayer, region: Region, weight: Leaf, x: Leaf, bias: Leaf | None,
         reading: Reading, r: Float64, s: Float64,
     ) -> AbsorptionRule:  # fmt: skip
-        """Return the rule for a region, whatever its numbers are."""
+        """Return the rule for a region, for any numbers."""
         drawn = {leaf: replace(leaf, relation=EQUAL, array=None, given=None, slack=0.0)
                  for leaf in (weight, x, bias) if leaf is not None}  # fmt: skip
         others = tuple(leaf for leaf in region.leaves if leaf not in drawn)
@@ -120,14 +120,17 @@ class AbsorptionRule:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal keys, equal tests."""
+        """Equal keys mean equal tests."""
         layer = self.layer
         said = (layer.inner, layer.outer, layer.factor, self.bias is None)
         return (self.region.key, *said, self.reading, self.scales, self.shifts)
 
     @np.errstate(all="ignore")
     def axes(self) -> tuple[int, ...] | None:
-        """Return the axes of the output that take W s, none where a bias does; None for no rule."""
+        """Return the axes of the output that receive W s, () if a bias does.
+
+        None if the rule fails.
+        """
         symbolic = bool(self.region.symbols)
         axes: set[tuple[int, ...]] | None = None
         wanted = 1 + symbolic
@@ -139,7 +142,7 @@ class AbsorptionRule:
         return max(axes) if axes and wanted <= symbolic else None
 
     def _draws(self, number: int, numbers: tuple[int, ...]) -> list[set[tuple[int, ...]]] | None:
-        """Return what each draw finds, on tensors as small as they fit; None where none do."""
+        """Return what each draw finds, on the smallest tensors that fit; None if none do."""
         digits = [Fiber(channels.digits) for channels in (self.layer.inner, self.layer.outer)]
         for whole in (False, True):
             rng = np.random.default_rng(number)

@@ -1,4 +1,4 @@
-"""Fibers along which a region's outputs may be shifted, or its leaves have mean 0: guesses."""
+"""Guesses of fibers along which a region's outputs may be shifted, or its leaves have mean 0."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -29,7 +29,7 @@ class Candidates:
         self._claimed, self._by_name_alone = claimed, by_name_alone
 
     def of_shift(self, region: Region) -> tuple[Fiber, ...]:
-        """Return fibers that a shift of the outputs may be constant along, the larger first."""
+        """Return fibers along which a shift of the outputs may be constant, the larger first."""
         u, v = region.pair
         target = None if u is None else self._before.shape(u)
         target = self._after.shape(v) if target is None else target
@@ -55,23 +55,24 @@ class Candidates:
         return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
 
     def _shifted(self, region: Region) -> Iterator[tuple[Leaf, Fiber]]:
-        """Yield what is shifted, and what was to be: a weight of mean 0 tells where its bias is."""
+        """Yield what may be shifted, with fibers: a weight of mean 0 indicates its bias."""
         for leaf in region.leaves:
             claimed = () if leaf.u is None else self._claimed.get(self._before.ref(leaf.u), ())
             own = leaf.relation.fiber
             yield from ((leaf, fiber) for fiber in (claimed if own is None else (own,)))
 
     def _of_claims_inside(self, region: Region, target: Shape) -> Iterator[Fiber]:
-        """Yield where the fiber of a value that is centred within a region may lie behind it."""
+        """Yield where the fiber of a value centered within a region may be downstream of it."""
         for value in (value for node in region.old.nodes[:-1] for value in node.outputs):
             shape = self._before.shape(value)
             for fiber in self._claimed.get(self._before.ref(value), ()) if shape else ():
                 yield from images(fiber, shape or (), target)
 
     def of_zeros(self, region: Region) -> Iterator[list[tuple[Leaf, Fiber]]]:
-        """Yield leaves and fibers along which their means may be 0: of one, of all that fit.
+        """Yield leaves and fibers along which their means may be 0: one fiber, or all that fit.
 
-        Last each along its own fiber, where no image of one fiber is another's.
+        of one, of all that fit. Last each along its own fiber, where no image of one fiber is
+        another's.
         """
         leaves = [leaf for leaf in region.leaves if leaf.v is not None and _may_be_centred(leaf)]
         if self._by_name_alone:
@@ -93,7 +94,7 @@ class Candidates:
             yield shifted
 
     def _image(self, first: Leaf, fiber: Fiber, leaf: Leaf) -> Fiber | None:
-        """Return along what a leaf may have mean 0 if the first has, along a fiber."""
+        """Return the fiber along which a leaf may have mean 0 if the first has along its own."""
         image = next(iter(images(fiber, first.shape, leaf.shape)), None)
         return image if image is not None and self._may_hold(leaf, image) else None
 
@@ -101,7 +102,7 @@ class Candidates:
         return leaf.v is not None and self._means.may_hold(leaf.v, fiber)
 
     def _axes(self, leaf: Leaf) -> list[Fiber]:
-        """Return along what a leaf may have mean 0: its own fiber, a digit of that, whole axes."""
+        """Return fibers along which a leaf may have mean 0: its own, a digit of it, whole axes."""
         ref = "" if leaf.u is None else self._before.ref(leaf.u)
         own = leaf.relation.fiber
         found = dict.fromkeys(() if own is None else (own, *(Fiber((b,)) for b in own.blocks)))
@@ -118,7 +119,7 @@ class Candidates:
 
 
 def _of_parts(fibers: Sequence[Fiber]) -> Iterator[Fiber]:
-    """Yield the wider fibers in the parts of others: what is repeated along an axis has both."""
+    """Yield the wider fibers in the parts of others: a value repeated along an axis has both."""
     for narrow in fibers:
         for wide in fibers if narrow.part is not None else ():
             if wide.part is None and set(narrow.blocks) <= set(wide.blocks):

@@ -1,4 +1,4 @@
-"""What a pass tells the proof: hints that save a search, none of which is believed."""
+"""Hints of a pass for the proof, which save a search and are never trusted."""
 
 from dataclasses import asdict, dataclass
 
@@ -13,9 +13,9 @@ from onnxfold.graph.channels import Channels
 class LinearLayer:
     """A node that absorbs y = r * x + s: W' = W diag(r), and its bias grows by factor * W s.
 
-    ``node`` is the reference of the node's first output and ``weight`` that of W, in the original;
-    ``bias`` is the input that takes W s, None where its output does.  ``inner`` and ``outer`` are
-    the channels of x and of the output, in the coordinates of W.
+    ``node`` is the reference of the node's first output and ``weight`` the weight's, in the
+    original; ``bias`` is the input that receives W s, None if the output does. ``inner`` and
+    ``outer`` are the channels of x and of the output, in the coordinates of W.
     """
 
     node: str
@@ -28,7 +28,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledWeight:
-    """W' = vector * W along ``channels`` for the reader (reference of a node) that is named."""
+    """W' = vector * W along ``channels`` for the named reader (reference of a node)."""
 
     weight: str
     reader: str
@@ -38,12 +38,12 @@ class ScaledWeight:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Hints by reference: a fiber of each centred weight or value, norms that were folded.
+    """Hints by reference: a fiber for each centered weight or value, and the folded norms.
 
-    ``centred`` pairs references of the original; ``folded`` names the results of norms.
-    ``by_name_alone``: what has a new name stands for no value of the original, but for the copy of
-    a constant, and only what is ``centred`` may have mean 0.  ``rounding``: values that are equal
-    must be rounded no more than before either, on rows of every kind.
+    ``centred`` contains references of the original; ``folded`` the results of norms.
+    ``by_name_alone``: a value with a new name corresponds to nothing in the original, except a
+    copied constant, and only ``centred`` values may have mean 0. ``rounding``: equal values must
+    not be rounded more than before either, on rows of every kind.
     """
 
     centred: tuple[tuple[str, Fiber], ...] = ()
@@ -56,7 +56,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Whether everything could be shown, and otherwise what could not."""
+    """Whether everything could be proved, and otherwise what could not."""
 
     passed: bool
     folded_norms: int

@@ -1,4 +1,4 @@
-"""The nodes of one model before a value, down to values that are known."""
+"""The nodes of one model upstream of a value, down to known values."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,17 +14,17 @@ from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 
 _MOST_NODES = 96
-_MOST_IN_LINE = 1 << 17  # of what adds a constant, or multiplies by it: long sums become one
+_MOST_IN_LINE = 1 << 17  # long chains of adding or multiplying constants count as one
 _PAIR = 2
 
 
 class Unprovable(Exception):  # noqa: N818  # ends the test of one region
-    """Why a region cannot be tested."""
+    """The reason why a region cannot be tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cone:
-    """Nodes in order, and the values that they start from."""
+    """Nodes in order, and the values from which they start."""
 
     nodes: tuple[ir.Node, ...]
     leaves: tuple[ir.Value, ...]
@@ -36,10 +36,10 @@ def cone_of(
     value: ir.Value,
     stops: Callable[[ir.Value, int], bool],
 ) -> Cone:
-    """Return what computes a value from values that are a stop at their depth, or computed by none.
+    """Return the nodes that compute a value from values that are stops at their depth, or sources.
 
-    Integers of at most one axis are followed to where they come from: sizes must fit what is drawn.
-    Raises Unprovable where a node has bodies or draws numbers, or where there are too many nodes.
+    Integers of at most one axis are traced to their origin, because sizes must fit the draws.
+    Raises Unprovable if a node has bodies or draws numbers, or if there are too many nodes.
     """
     nodes: dict[ir.Node, None] = {}
     leaves: dict[ir.Value, None] = {}
@@ -64,7 +64,7 @@ def cone_of(
 
 
 def _is_in_line(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether a node makes one value of another with constants of at most one axis."""
+    """Whether a node computes a value from one other and constants of at most one axis."""
     tensors = [view.tensor(operand) for operand in node.inputs]
     return len(tensors) == _PAIR and any(
         tensor is not None and sum(dim > 1 for dim in tensor.shape.numpy()) <= 1
@@ -73,9 +73,9 @@ def _is_in_line(view: ModelInfo, node: ir.Node) -> bool:
 
 
 def _follows(value: ir.Value) -> bool:
-    """Whether a value may be sizes, or decide between sizes: indices and masks have more axes.
+    """Whether a value may be sizes, or select between sizes: indices and masks have more axes.
 
-    PyTorch turns the amounts of a Pad round as pairs, which come of sizes and constants alone.
+    PyTorch reverses the amounts of a Pad as pairs, which depend only on sizes and constants.
     """
     node, shape = value.producer(), value.shape
     if node is None or value.dtype is None:
@@ -91,7 +91,7 @@ def _are_pairs(shape: ir.Shape) -> bool:
 
 
 def _come_of_sizes(value: ir.Value) -> bool:
-    """Whether numbers are computed from constants and the sizes of other values."""
+    """Whether numbers depend only on constants and the sizes of other values."""
     found = reached([value], _before)
     return all(each.producer() is not None or each.const_value is not None for each in found)
 

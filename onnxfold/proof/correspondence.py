@@ -1,6 +1,6 @@
-"""Which value of a rewritten model may stand for which of the original: guesses by name and place.
+"""Guesses of the original counterpart of each value of a rewritten model, by name and place.
 
-Nothing rests on a guess: what a pair has in common is tested.
+Nothing depends on a guess: the relation of a pair is tested.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,12 +16,11 @@ from onnxfold.proof.certificate import Certificate
 
 
 class Correspondence:
-    """``originals``: for values of the rewritten model the value of the original, by name first.
+    """``originals``: the counterpart of each value of the rewritten model, by name first.
 
-    What has a new name stands for what the node of the original reads there, or for the result of
-    the same operator whose name a node behind it has taken over; failing that, for
-    what the first input of the same shape of its own node stands for, where the certificate says
-    that it is centred.
+    A value with a new name corresponds to the original node's operand at this place, or to the
+    result of the same operator whose name a downstream node now has; otherwise to the counterpart
+    of the first input of equal shape of its own node, if the certificate calls it centered.
     """
 
     def __init__(self, before: ModelInfo, after: ModelInfo, certificate: Certificate):
@@ -38,7 +37,7 @@ class Correspondence:
         self._constants = _constants(before) | _constants(after)
 
     def _guess(self, centred: Collection[ir.Value | None]) -> None:
-        """Find out what values with new names stand for."""
+        """Guess the counterparts of values with new names."""
         for graph in self._after.graphs:
             for node in reversed(graph):
                 self._read_off(node)
@@ -46,15 +45,15 @@ class Correspondence:
             self._stand_in(node, centred)
 
     def is_guess(self, value: ir.Value) -> bool:
-        """Whether a value has another name than what it may stand for."""
+        """Whether a value's name differs from its counterpart's."""
         return value not in self._named
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value of either model is computed from constants alone."""
+        """Whether a value of either model is computed only from constants."""
         return value in self._constants
 
     def _name_copies(self, known: Mapping[str, ir.Value]) -> None:
-        """The copy of a constant has its name and more."""
+        """Match copies of constants, whose names extend the original's."""
         for ref, value in self._after.by_ref().items():
             stem = ref.rpartition("@")[0] or ref
             while value not in self.originals and "." in stem and self._after.tensor(value):
@@ -82,7 +81,7 @@ class Correspondence:
                 self.originals[new] = guess
 
     def _read_through(self, node: ir.Node, twin: ir.Node) -> None:
-        """What is new behind an operator, as the Add of a bias, has taken over its name."""
+        """Match an operator whose name a new node after it has taken, as the Add of a bias."""
         for value in node.inputs:
             producer = producer_of(value)
             if value is None or producer is None or value in self.originals:
@@ -113,7 +112,7 @@ class Correspondence:
 
 
 def _constants(view: ModelInfo) -> set[ir.Value]:
-    """Return what follows from constants alone, as far as it can be computed here."""
+    """Return the values that depend only on constants, as far as they can be computed here."""
     found: set[ir.Value] = set()
     for node in view.nodes():
         operands = [v for v in node.inputs if v is not None]

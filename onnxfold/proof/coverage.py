@@ -1,7 +1,7 @@
-"""Whether a test reads all elements of what differs between the models, where indices choose them.
+"""Whether a test reads all elements in which the models differ, if indices select them.
 
-Random indices reach a few rows of a table; rows that no test reads may be anything.  Which operator
-chooses is asked of no table: every node that reads integers which come of drawn numbers is run on
+Random indices reach a few rows of a table; rows that no test reads may be anything. No table of
+operators is consulted: every node that reads integers derived from drawn numbers is run on
 positions instead of numbers, and all positions along an axis must come out.
 """
 
@@ -23,10 +23,10 @@ def partly_read(
     differing: Mapping[ir.Value, Collection[int]],
     drawn: Collection[ir.Value],
 ) -> ir.Node | None:
-    """Return a node that leaves out elements along an axis of what differs, None for none.
+    """Return a node that skips elements along an axis in which values differ, or None.
 
-    ``differing``: axes along which values differ; ``drawn``: what random numbers stand for.  Raises
-    as ``run_nodes`` does.
+    ``differing``: axes along which values differ; ``drawn``: the random values. Raises as
+    ``run_nodes`` does.
     """
     axes = {value: found for value, found in differing.items() if found}
     random = set(drawn)
@@ -45,14 +45,14 @@ def partly_read(
 
 
 def _is_index(value: ir.Value, array: Drawn) -> bool:
-    """Whether a value may say which elements are read."""
+    """Whether a value may select the elements that are read."""
     return value.dtype.is_integer() if value.dtype is not None else array.dtype.kind in "iu"
 
 
 def _reads_all(
     model: ir.Model, node: ir.Node, computed: Mapping[ir.Value, Drawn], value: ir.Value, axis: int
 ) -> bool:
-    """Whether every position along an axis of an operand comes out, among the first outputs."""
+    """Whether every position along an axis of an operand appears in the first outputs."""
     array = computed[value]
     size = array.shape[axis]
     if size == 1:

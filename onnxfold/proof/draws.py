@@ -1,4 +1,4 @@
-"""Runs of a region on random inputs: of several sizes, several magnitudes, several times."""
+"""Runs of a region on random inputs of several sizes and magnitudes, several times."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,17 +15,17 @@ from onnxfold.proof.sizes import SAMPLINGS, Sizes
 
 ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 LIKE_FIRST = 4
-_OFTEN = 16  # of two positions each is drawn but once in 2^16 times
+_OFTEN = 16  # with two positions each, drawn only once in 2^16 times
 FEW = 256
 _MORE = 40
-_MANY = 1 << 14  # elements of which one draw at each magnitude is enough
+_MANY = 1 << 14  # from this many elements on, one draw per magnitude is enough
 _MOST_CHOICES = 16
 _SCALES = (2.0**-10, 2.0**5)
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Outputs of a region for random inputs of one choice of sizes."""
+    """Outputs of a region on random inputs for one choice of sizes."""
 
     sizes: Sizes
     pairs: list[Pair]
@@ -38,11 +38,11 @@ def samples(
     whole: bool = False,
     at_first: int = LIKE_FIRST,
 ) -> Iterator[Draws]:
-    """Yield the outputs of several draws, for two choices of the symbolic sizes; some at first.
+    """Yield the outputs of several draws, for two choices of the symbolic sizes; the first are few.
 
-    A third choice, where it fits, lies behind the positions that the region may count.
-    ``whole``: on tensors of full size, where smaller ones do not fit.  Raises Unprovable where the
-    region cannot be computed for any.
+    A third choice, if it fits, exceeds all positions that the region may count. ``whole``: on
+    tensors of full size, if smaller ones do not fit. Raises Unprovable if the region cannot be
+    computed for any.
     """
     single = region.of_single_rows()
     region = region if single is None or _runs(region) else single
@@ -65,7 +65,7 @@ def samples(
                 continue
         wanted -= 1
         yield from _with_more(region, first, rng, at_first)
-        at_first = 1  # what a line is drawn through is known
+        at_first = 1  # the points of a line are known
     if wanted == 1 + symbolic:
         yield from _with_more(region, _of_known_sizes(region, problem), rng, at_first)
     if symbolic and region.far:
@@ -73,7 +73,7 @@ def samples(
 
 
 def _runs(region: Region) -> bool:
-    """Whether drawn integers do for positions along the axes of more than one element."""
+    """Whether the region runs with drawn integers as positions along axes longer than one."""
     try:
         _first(region, region.sizes(SAMPLINGS[0]), np.random.default_rng(0), _OFTEN)
     except ERRORS:
@@ -82,7 +82,7 @@ def _runs(region: Region) -> bool:
 
 
 def _of_known_sizes(region: Region, problem: str) -> Draws:
-    """Return draws in which symbols are sizes that other axes have, as a product may demand."""
+    """Return draws in which symbols equal sizes of other axes, as a product may require."""
     choices = product(sorted({1, *region.dims}), repeat=len(region.symbols))
     for numbers in islice(choices, _MOST_CHOICES if region.symbols else 0):
         rng, forced = np.random.default_rng(0), dict(zip(region.symbols, numbers, strict=True))
@@ -92,9 +92,9 @@ def _of_known_sizes(region: Region, problem: str) -> Draws:
 
 
 def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[Draws]:
-    """Return draws in which symbolic axes reach behind what may be a position along them.
+    """Return draws in which symbolic axes extend beyond all possible positions along them.
 
-    All do, or one at a time; none where no such sizes fit the region, or can be drawn.
+    All do, or one at a time; none if such sizes do not fit the region, or cannot be drawn.
     """
     for choices in region.far_sizes(fibers):
         found: list[Draws] = []
@@ -114,7 +114,7 @@ def _with_more(
     region: Region, first: Draws, rng: np.random.Generator, at_first: int
 ) -> Iterator[Draws]:
     yield first
-    # Few elements are drawn more often: each may be cut off by a Relu, or a mask.
+    # A few elements are drawn more often, because each may be cut off by a Relu, or a mask.
     size = first.pairs[0][1].size
     more = min(_MORE, FEW // max(1, size)) + (size < _MANY) * (LIKE_FIRST - at_first)
     drawn = (region.drawn(first.sizes, rng, scale) for scale in (*_SCALES, *[1.0] * more))

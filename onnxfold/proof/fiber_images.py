@@ -1,4 +1,4 @@
-"""Where the sets of a fiber may lie in another tensor: guesses, each of which is tested."""
+"""Guesses for the image of a fiber in another tensor, which are all tested."""
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, product
@@ -9,14 +9,14 @@ _MOST_IMAGES = 24
 
 
 def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
-    """Yield fibers of another tensor that may be the same partition: by digits, places, sizes.
+    """Yield fibers of another tensor that may be the same partition, by digits, places or sizes.
 
-    Of all sets there, whatever part of its own the fiber is of.
+    They cover all sets there, even if the fiber covers only a part.
     """
     fiber = fiber.every
     found: dict[Fiber, None] = {}
     whole = follow_reshape(fiber, source, target) if None not in (source, target) else None
-    if whole is not None and _are_digits(whole.blocks):  # not so where it is no reshape
+    if whole is not None and _are_digits(whole.blocks):  # not if it is not a reshape
         found[whole] = None
     places = [list(_places(block, source, target)) for block in fiber.blocks]
     for number, blocks in enumerate(product(*places)):
@@ -32,13 +32,13 @@ def images(fiber: Fiber, source: Shape, target: Shape) -> Iterator[Fiber]:
     missing = [b for b in fiber.blocks if b.axis < offset]
     single = [b for b in fiber.blocks if b.axis >= offset and target[b.axis - offset] == 1]
     kept = tuple(b for b in fiber.blocks if b not in missing and b not in single)
-    # What is repeated along an axis is constant there, whatever it is.
+    # A value repeated along an axis is constant there.
     repeated = list(images(Fiber(kept), source, target)) if missing or single else []
     yield from dict.fromkeys((*repeated, *found) if single else (*found, *repeated))
 
 
 def _are_digits(blocks: Iterable[AxisBlock]) -> bool:
-    """Whether the blocks of each axis are digits of one number, none within another."""
+    """Whether the blocks of each axis are digits of one number, without nesting."""
     ordered = sorted(blocks, key=lambda block: (block.axis, block.inner))
     return all(
         first.axis != second.axis or second.inner % (first.inner * first.size) == 0
@@ -47,7 +47,7 @@ def _are_digits(blocks: Iterable[AxisBlock]) -> bool:
 
 
 def _places(block: AxisBlock, source: Shape, target: Shape) -> Iterator[AxisBlock]:
-    """Yield where a digit may be: on the same axis from the right, then on axes of its size."""
+    """Yield places of a digit: on the same axis from the right, then on axes of its size."""
     own = source[block.axis]
     aligned = block.axis + len(target) - len(source)
     order = sorted(range(len(target)), key=lambda axis: (axis != aligned, axis != block.axis, axis))

@@ -1,4 +1,4 @@
-"""A value that a region starts from, and random numbers for it in both models."""
+"""A value from which a region starts, and random numbers for it in both models."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onnxfold.proof.relation import Float64, Relation, means
 from onnxfold.proof.sizes import Drawn, Sizes
 from onnxfold.weights.edited import EditedTensor
 
-_SMALLEST_NORMAL = float(np.finfo(np.float64).smallest_normal)  # 1 / it is finite
+_SMALLEST_NORMAL = float(np.finfo(np.float64).smallest_normal)  # its reciprocal is finite
 MAY_BE_FLOATS = FLOATS | {None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """A value of one model or of both that a region starts from.
+    """A value of one or both models from which a region starts.
 
-    ``array`` or ``given`` fix it (the original's and the other's numbers), else it is drawn;
-    ``zero``: v has mean 0 along it.  ``shape``: symbolic.
+    ``array`` or ``given`` fix it (the original's numbers and the other model's), otherwise it is
+    drawn; ``zero``: v has mean 0 along it. ``shape``: symbolic.
     """
 
     u: ir.Value | None
@@ -49,7 +49,7 @@ class Leaf:
 
     @property
     def kept(self) -> set[int]:
-        """The sizes of axes along which it has numbers that a smaller tensor would leave out."""
+        """The sizes of axes whose numbers a smaller tensor would lose."""
         known = tuple(dim if isinstance(dim, int) else 0 for dim in self.shape)
         return self.relation.kept(known).union(
             *(a.shape for a in (self.array, self.given) if a is not None)
@@ -57,7 +57,7 @@ class Leaf:
 
     @property
     def fixed(self) -> bool:
-        """Whether its numbers are those of a constant."""
+        """Whether it is a constant with known numbers."""
         return self.array is not None or self.given is not None
 
     def all_finite(self) -> Leaf:
@@ -65,12 +65,12 @@ class Leaf:
         return replace(self, array=_finite(self.array), given=_finite(self.given))
 
     def as_stored(self) -> Leaf:
-        """Return the leaf with what an edited constant of the original alone was rounded to."""
+        """Return the leaf in which an edited constant that only the original reads is rounded."""
         tensor = constant_tensor(self.u) if self.v is None and self.array is not None else None
         return replace(self, array=tensor.numpy()) if isinstance(tensor, EditedTensor) else self
 
     def with_reciprocal(self, sizes: Collection[int]) -> Leaf:
-        """Return the leaf with 1 / n, n one of the sizes, for its rounding in the original."""
+        """Return the leaf with 1 / n, n one of the sizes, instead of its rounding."""
         if self.v is not None or self.array is None or self.array.size != 1:
             return self
         number = float(self.array.reshape(()))
@@ -90,9 +90,9 @@ class Leaf:
 
     @property
     def differs_along(self) -> frozenset[int]:
-        """The axes along which its elements differ in how the models' numbers are related.
+        """The axes along which the relation of the models' numbers varies.
 
-        A test shows something of those elements alone that it reads.
+        A test covers only the elements that it reads.
         """
         array = self.given if self.array is None else self.array
         r = self.relation.r
@@ -107,7 +107,7 @@ class Leaf:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What two leaves have in common that are drawn alike."""
+        """Return a key shared by leaves that are drawn in the same way."""
         arrays = tuple(
             None if a is None else (a.shape, a.dtype, a.tobytes()) for a in (self.array, self.given)
         )

@@ -1,7 +1,7 @@
-"""Linear layers that have taken r and s of what they read: a rule, and the arrays that obey it.
+"""Linear layers that absorbed r and s of their inputs: a rule, and arrays that satisfy it.
 
-    f(r * x + s, W, b) = f(x, W diag(r), b + factor * W s)          where a bias is read
-    f(r * x + s, W)    = f(x, W diag(r)) + factor * W s             where none is
+    f(r * x + s, W, b) = f(x, W diag(r), b + factor * W s)          if a bias is read
+    f(r * x + s, W)    = f(x, W diag(r)) + factor * W s             otherwise
 
 The rule is tested with random r-scaled weights of this node's shapes and attributes; W' = W diag(r)
 and b' = b + factor * W s are compared element by element, within one rounding.
@@ -41,7 +41,7 @@ class _Claim:
 
 
 class Absorber:
-    """Checks the linear layers that a certificate names."""
+    """Checker of the linear layers that a certificate names."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Absorber:
         return self._layers.get(self._before.ref(old.outputs[0]))
 
     def relation(self, layer: LinearLayer, region: Region) -> Relation | None:
-        """Return u = v, or u = v + s along the output's channels; None where neither is shown."""
+        """Return u = v, or u = v + s along the output's channels; None if neither is proved."""
         root = self._values.get(layer.weight)
         weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
         changed = [x for x in region.leaves if x.relation.r is not None and x is not weight]
@@ -141,7 +141,7 @@ class Absorber:
         return EQUAL
 
     def _axes(self, rule: AbsorptionRule) -> tuple[int, ...] | None:
-        """Return the output axes (none with a bias) along which the rule holds, None for none."""
+        """Return the output axes (none with a bias) along which the rule applies, or None."""
         key = ("rule", rule.key)
         if key not in self._known:
             self._known[key] = rule.axes()
@@ -161,7 +161,7 @@ def _vectors(x: Leaf, inner: Channels) -> Iterator[tuple[Float64, Float64, Readi
 
 
 def _orders(channels: Channels) -> Iterator[Channels]:
-    """Yield the digits in every order, that of the memory first."""
+    """Yield the digits in every order, in memory order first."""
     digits = sorted(channels.digits, key=lambda digit: (digit.axis, -digit.inner))
     if len(digits) <= _MOST_AXES:
         yield from (Channels.of(order) for order in permutations(digits))

@@ -1,4 +1,4 @@
-"""Lines u = r * v + s through draws of two values, with one r and s for as many axes as fit."""
+"""Fits of u = r * v + s to draws of two values, with one r and s for as many axes as possible."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ _SNAP = 2.0**-42
 
 
 def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
-    """Return r and s of u = r * v + s by least squares for every element; axes alike are one.
+    """Return r and s of u = r * v + s by least squares for every element, joined along axes.
 
-    What the roundings of stored constants may make of 1 and 0 is taken for these, and an r is 0
-    whose product with v is of the order of the roundings of u: u is s then, for all that is seen.
+    A value that roundings of stored constants could have made from 1 or 0 counts as 1 or 0, and r
+    is 0 if its product with v is within the roundings of u: as far as can be seen, u is then s.
     """
     u, v = (np.stack([pair[side] for pair in draws]) for side in (0, 1))
     r, s = _slope(u, v, tuple(range(u.ndim)), slack)
@@ -22,7 +22,7 @@ def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
 
 
 def _widest(u: Float64, v: Float64, slack: float) -> tuple[Float64, Float64]:
-    """Return r and s with the axes joined along which one line fits; elements may be still."""
+    """Return r and s with the axes joined along which one line fits; elements may be constant."""
     axes: tuple[int, ...] = (0,)
     found = _slope(u, v, axes, slack)
     for axis in range(1, u.ndim):

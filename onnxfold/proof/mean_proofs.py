@@ -1,4 +1,4 @@
-"""Values of the rewritten model whose mean along a fiber is 0: shown backward, down to weights."""
+"""Values of the rewritten model with mean 0 along a fiber, proved backward, down to weights."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,15 +18,15 @@ from onnxfold.proof.widening import Widening
 Point = tuple[ir.Value, Fiber]
 _Choice = list[tuple[Leaf, Fiber]]
 _MOST_CHOICES = 12
-# How many nodes deep regions reach: most means follow from one node at a time, in small regions.
+# How many nodes deep regions are: most means follow from one node at a time, in small regions.
 _DEPTHS = ((1,), (1, 2, 3))
 
 
 class ZeroMeans:
-    """Answers about the rewritten model.
+    """Facts about means in the rewritten model.
 
-    A value has mean 0 if what computes it gives mean 0 for all inputs, or for all inputs of which
-    some have mean 0 along a fiber of theirs, and these have.  Which of them is found by trial.
+    A value has mean 0 if its computation yields mean 0 for all inputs, or for all inputs with mean
+    0 along certain fibers, which its actual inputs have. Trials find these inputs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ZeroMeans:
         self._stored: set[Point] = set()
 
     def note_stored(self, value: ir.Value, fiber: Fiber) -> None:
-        """Note that the stored numbers of a weight have mean 0, up to their own roundings."""
+        """Record that the stored numbers of a weight have mean 0, up to their own roundings."""
         self._stored.add((value, fiber))
 
     def holds(self, value: ir.Value, fiber: Fiber) -> bool:
@@ -55,9 +55,9 @@ class ZeroMeans:
         return any(self._is_shown((value, fiber), depths) for depths in _DEPTHS)
 
     def _is_shown(self, asked: Point, depths: tuple[int, ...]) -> bool:
-        """Whether regions of these depths show the mean of a point, and of those that it needs.
+        """Whether regions of these depths prove the mean of a point, and the means that it needs.
 
-        A graph may be thousands of nodes deep: searches wait for one another on a list.
+        A graph may be thousands of nodes deep, so searches wait for one another on a list.
         """
         answer = self._answer(asked, depths)
         waiting = [] if answer is not None else [(asked, self._search(asked, depths))]
@@ -75,7 +75,7 @@ class ZeroMeans:
         return bool(answer)
 
     def _answer(self, point: Point, depths: tuple[int, ...]) -> bool | None:
-        """Return what is known of a point, None where it is open."""
+        """Return the known answer for a point, or None."""
         if self._known.get(point):
             return True
         return False if (point, depths) in self._failed else None
@@ -88,9 +88,9 @@ class ZeroMeans:
         return shown
 
     def _search(self, point: Point, depths: tuple[int, ...]) -> Generator[Point, bool | None, bool]:
-        """Yield points, be told whether each has mean 0, and return whether this one has.
+        """Yield points, receive whether each has mean 0, and return whether this one has.
 
-        All points of one choice must have.  They stand before this one: a graph has no cycles.
+        All points of one choice must have it. They are upstream of this one.
         """
         for needed in self._needed(point, depths):
             for each in needed:
@@ -101,12 +101,12 @@ class ZeroMeans:
         return False
 
     def may_hold(self, value: ir.Value, fiber: Fiber) -> bool:
-        """Whether the mean may be 0: that of a stored constant is, or is not."""
+        """Whether the mean may be 0: for a stored constant it is known."""
         tensor = self._after.tensor(value)
         return tensor is None or self._is_centred(value, tensor, fiber)
 
     def _needed(self, point: Point, depths: tuple[int, ...]) -> Iterator[tuple[Point, ...]]:
-        """Yield choices of points of which this one has mean 0 if all of them have."""
+        """Yield choices of points: this one has mean 0 if all points of a choice have."""
         value, fiber = point
         tensor = self._after.tensor(value)
         if tensor is not None:
@@ -121,7 +121,7 @@ class ZeroMeans:
                 yield tuple((leaf.v, zero) for leaf, zero in least if leaf.v is not None)
 
     def _least(self, region: Region, choice: _Choice, fiber: Fiber) -> _Choice:
-        """Leave out of a choice what the mean does not rest on, where that is not stored."""
+        """Remove from a choice what the mean does not depend on, unless it is stored."""
         for place in reversed(choice if len(choice) > 1 else []):
             fewer = [other for other in choice if other is not place]
             if not self._is_stored(place[0]) and fewer:
@@ -139,7 +139,7 @@ class ZeroMeans:
     def _trials(self, regions: list[Region], fiber: Fiber) -> Iterator[tuple[Region, _Choice]]:
         """Yield regions with leaves whose mean may be 0: stored ones, none, then any."""
         places = [(region, self._places(region, fiber)) for region in regions]
-        for region, found in places:  # of a layer that is large, small tensors suffice then
+        for region, found in places:  # for a large layer small tensors are enough
             stored = (choices for choices in found if self._is_stored(choices[0][0]))
             firsts = [first for choices in stored for first in islice(self._open(choices), 1)]
             if firsts:
@@ -151,7 +151,7 @@ class ZeroMeans:
                 yield region, choice
 
     def _open(self, places: _Choice) -> Iterator[tuple[Leaf, Fiber]]:
-        """Yield the places along which the numbers of a leaf, if they are stored, have mean 0."""
+        """Yield the fibers along which the numbers of a leaf, if they are stored, have mean 0."""
         for leaf, place in places:
             if leaf.v is not None and self.may_hold(leaf.v, place):
                 yield leaf, place
@@ -160,13 +160,13 @@ class ZeroMeans:
         """Yield leaves that may have mean 0: one, constants first, all constants, then all."""
         yield from ([choice] for places in found for choice in places)
         stored = [places for places in found if self._is_stored(places[0][0])]
-        if 1 < len(stored) < len(found):  # a weight and its bias, of whatever the layer reads
+        if 1 < len(stored) < len(found):  # a weight and its bias, for any input of the layer
             yield [places[0] for places in stored]
         if len(found) > 1:
             yield [places[0] for places in found]
 
     def _places(self, region: Region, fiber: Fiber) -> list[_Choice]:
-        """Return where each leaf may have mean 0, were its numbers not known, constants first."""
+        """Return where each leaf may have mean 0 if its numbers were unknown, constants first."""
         target = self._after.shape(region.pair[1])
         found: list[_Choice] = []
         for leaf in region.leaves if target is not None else ():
@@ -184,7 +184,7 @@ class ZeroMeans:
         return sorted(found, key=lambda places: not self._is_stored(places[0][0]))
 
     def _parts(self, value: ir.Value, fiber: Fiber) -> list[Fiber]:
-        """Return the parts of its sets along which a value is said to have mean 0."""
+        """Return the parts of its sets along which a value is claimed to have mean 0."""
         u = self._original(value)
         claimed = () if u is None else self._claimed.get(self._before.ref(u), ())
         return [each for each in claimed if each.part is not None and each.size == fiber.size]
@@ -202,7 +202,7 @@ class ZeroMeans:
 
     def _mean_is_zero(self, value: ir.Value, tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
         wide = self._widening.reader_of(value, tensor.dtype)
-        if wide is not None:  # whose roundings are smaller than those of the stored numbers
+        if wide is not None:  # with roundings smaller than the stored numbers'
             return has_zero_mean(tensor, fiber, dtype=wide.dtype)
         if (value, fiber) in self._stored or has_zero_mean(tensor, fiber):
             return True
@@ -212,14 +212,14 @@ class ZeroMeans:
 
 
 def _unlikely(fiber: Fiber) -> tuple[bool, int]:
-    """Rank the places of a fiber: last where only 0 has mean 0; first made of whole axes."""
+    """Rank the places of a fiber: last if only 0 has mean 0 there; first if made of whole axes."""
     return fiber.size == 1, sum((block.inner, block.outer) != (1, 1) for block in fiber.blocks)
 
 
 def with_zeros(region: Region, choice: Iterable[tuple[Leaf, Fiber]]) -> Region:
-    """Return the region with leaves drawn with mean 0; one that is a constant is drawn as well."""
+    """Return the region with leaves drawn with mean 0; constants among them are drawn as well."""
     zeros = {id(leaf): fiber for leaf, fiber in choice}
     leaves = [leaf.with_zero(zeros[id(leaf)]) if id(leaf) in zeros else leaf
               for leaf in region.leaves]  # fmt: skip
-    leaves.sort(key=lambda leaf: (not leaf.fixed, leaf.zero is None))  # what is least free first
+    leaves.sort(key=lambda leaf: (not leaf.fixed, leaf.zero is None))  # the least free first
     return replace(region, leaves=tuple(leaves))

@@ -1,4 +1,4 @@
-"""Regions around a pair of values: which nodes, up to which related values, on which numbers."""
+"""Regions around a pair of values: nodes, related values at the leaves, and numbers."""
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
@@ -21,9 +21,10 @@ _FEW = 1 << 16
 
 
 class Numbers(IntEnum):
-    """Which constants a test runs with, the later ones too; others are drawn, for any would do.
+    """Which constants a test uses with their numbers (later kinds include earlier).
 
-    Beside huge numbers, as those of a mask, others vanish; a LARGE one may be a variance.
+    Others are drawn. Next to huge numbers, such as a mask's, others vanish; a LARGE one may be a
+    variance.
     """
 
     VECTORS = auto()
@@ -32,12 +33,12 @@ class Numbers(IntEnum):
 
     @property
     def largest(self) -> float:
-        """The largest number: 2^-30 of what is tested is still 256 times what a test tolerates."""
+        """The largest number: 2^-30 of the tested value is 256 times the tolerance of a test."""
         return 2.0**30 if self is Numbers.LARGE else 2.0**20
 
 
 class Neighbourhood:
-    """Builds regions of two models; ``related`` grows as the walk goes on."""
+    """Builder of regions of two models; ``related`` grows during the walk."""
 
     def __init__(
         self,
@@ -53,13 +54,13 @@ class Neighbourhood:
         self._order = tuple({n: i for i, n in enumerate(view.nodes())} for view in (before, after))
 
     def stand(self, u: ir.Value) -> None:
-        """Note that something stands for an original."""
+        """Record that a value corresponds to an original."""
         self._standing.add(u)
 
     def alone(self, value: ir.Value, depth: int, *, actual: Numbers = Numbers.VECTORS) -> Region:
-        """Return the nodes of the rewritten model alone before a value; ``actual``: see region.
+        """Return the nodes of the rewritten model upstream of a value; ``actual``: see region.
 
-        What bodies compute may be anything, wherever it is read.
+        The values that bodies compute are arbitrary, wherever they are read.
         """
         try:
             return self._alone(value, depth, actual, self._is_size)
@@ -91,11 +92,11 @@ class Neighbourhood:
         *,
         actual: Numbers = Numbers.VECTORS,
     ) -> Region:
-        """Return a region; constants that are not among the ``actual`` ones are ``drawn``.
+        """Return a region; constants that are not ``actual`` are ``drawn``.
 
-        It reaches back to the shapes that sizes are computed from, where these are known: random
-        numbers are no sizes.  Raises Unprovable where v is computed from what stands for u and u is
-        to be followed further: to inputs of the model, and no random number would be in both.
+        It extends to the shapes from which sizes are computed, if these are known: random numbers
+        are not sizes. Raises Unprovable if v is computed from a counterpart of u and u must be
+        traced further, to inputs of the model: no random number would be in both.
         """
         found = set[ir.Value]()
         try:
@@ -107,7 +108,7 @@ class Neighbourhood:
         return region
 
     def _is_size(self, value: ir.Value) -> bool:
-        """Whether a number or a vector is computed from constants and shapes alone."""
+        """Whether a number or a vector is computed only from constants and shapes."""
         if value not in self._sizes:
             constant = constant_tensor(value) is not None or self._match.is_constant(value)
             self._sizes[value] = constant or self._comes_of_shapes(value)
@@ -132,7 +133,7 @@ class Neighbourhood:
         actual: Numbers,
         constant: Callable[[ir.Value], bool],
     ) -> Region:
-        """Return a region that goes through what is ``constant``."""
+        """Return a region that extends through values that are ``constant``."""
         depth, deep, strict = reach
         originals = self._match.originals
 
@@ -161,7 +162,7 @@ class Neighbourhood:
         return Region(self._before.model, self._after.model, old, new, leaves, (u, v), shapes)
 
     def _related_to(self, v: ir.Value) -> list[ir.Value]:
-        """Return the originals that a value is known to stand for."""
+        """Return the originals to which a value is known to correspond."""
         u = self._match.originals.get(v)
         found = [] if u is None else [u]
         return [w for w in found if self._related.get((w, v), ANY).known]
@@ -173,7 +174,7 @@ class Neighbourhood:
         for v in new.leaves:
             u = self._match.originals.get(v)
             if self._after.tensor(v) is not None:
-                # What stands for an expression is given as it is, where that is computed as it was.
+                # The counterpart of an expression is used as it is if it is computed as before.
                 known = u in read or self._before.tensor(u) is not None
                 leaves.append(self._constant_leaf(u if known else None, v, drawn, actual))
             elif u is None or u not in read:
@@ -234,9 +235,10 @@ class Neighbourhood:
     def _numbers(
         self, view: ModelInfo, value: ir.Value, *, actual: Numbers
     ) -> tuple[Drawn | None, float]:
-        """Return the numbers of a constant with which a test runs; None: any will do, it is drawn.
+        """Return the numbers of a constant for a test; None if any will do, so that it is drawn.
 
-        A matrix may be any, and so may numbers beside which others would vanish, a mask's.
+        A matrix may have any numbers, and so may one whose numbers, such as a mask's, would make
+        others vanish.
         """
         tensor = view.tensor(value)
         if tensor is None:

@@ -1,8 +1,8 @@
 """Tests of u = r * v + s with placeholders for r and s, so that layers share one test.
 
-What a region makes of r and s does not depend on their values where it holds for placeholders that
-are all different: r' and s' of its outputs are then elements of r and s, found again by value.  So
-it is with vectors that only the original reads, such as the gamma that a norm has lost.
+The effect of a region on r and s does not depend on their values if it is the same for distinct
+placeholders: r' and s' of its outputs are then elements of r and s, found by value. The same
+applies to vectors that only the original reads, such as the gamma that a norm has lost.
 """
 
 from collections.abc import Iterable
@@ -15,19 +15,19 @@ from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Float64, Relation
 from onnxfold.proof.sizes import Drawn
 
-_FOUND_AGAIN = 2.0**-30  # the numbers are 1 / size apart, and known to 2^-38
+_FOUND_AGAIN = 2.0**-30  # the numbers differ by 1 / size, and are known to 2^-38
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceholderRegion:
-    """A region with the numbers of ``placeholders`` in the place of those of ``actual``."""
+    """A region with the numbers of ``placeholders`` instead of ``actual``."""
 
     region: Region
     placeholders: Relation
     actual: Relation
 
     def resolved(self, found: Relation) -> Relation | None:
-        """Return what a relation of the outputs is for the actual numbers, None if unknown."""
+        """Return the relation of the outputs for the actual numbers, None if unknown."""
         if found.r is None or found.s is None or found.reverse:
             return None
         r = _read(found.r, self.placeholders.r, self.actual.r)
@@ -36,7 +36,7 @@ class PlaceholderRegion:
 
 
 def with_placeholders(region: Region) -> PlaceholderRegion | None:
-    """Return the region with other numbers; None where there are none, or several ways to scale."""
+    """Return the region with other numbers; None if it has none, or several ways to scale."""
     scaled = any(leaf.relation.r is not None for leaf in region.leaves)
     return _of_relations(region) if scaled else _of_constants(region)
 
@@ -56,7 +56,7 @@ def _of_relations(region: Region) -> PlaceholderRegion | None:
 
 
 def _of_constants(region: Region) -> PlaceholderRegion | None:
-    """Put other numbers in the place of vectors of the original that the other model is without."""
+    """Replace the numbers of original vectors that the other model lacks."""
     lost = [leaf for leaf in region.leaves if _is_lost(leaf)]
     arrays = [leaf.array for leaf in lost if leaf.array is not None]
     if not lost:
@@ -66,7 +66,7 @@ def _of_constants(region: Region) -> PlaceholderRegion | None:
     kept = {float(leaf.given.flat[0]) for leaf in lost if leaf.given is not None} - {0.0, 1.0}
     of_made, of_actual = (_with_shares(array, kept) for array in (made, actual))
     if np.any(np.diff(np.sort(of_made)) <= 2 * _FOUND_AGAIN):
-        return None  # rounded to the type of the constants, or another one's share
+        return None  # rounded to the type of the constants, or scaled by another
     parts = iter(np.split(made, np.cumsum([array.size for array in arrays])))
     leaves = tuple(
         replace(leaf, array=next(parts).reshape(leaf.array.shape))
@@ -79,17 +79,17 @@ def _of_constants(region: Region) -> PlaceholderRegion | None:
 
 
 def _with_shares(array: Drawn, kept: Iterable[float]) -> Float64:
-    """Return numbers, what is left of them where one number stays, and those of no effect.
+    """Return numbers, the remainders after factoring out one number, and the neutral ones.
 
-    A norm that keeps 1/2 of gamma gives g / (1/2) to what reads it.  What is 0 or 1 by itself has
-    no effect, and is read as what it is.
+    A norm that keeps 1/2 of gamma passes g / (1/2) to its readers. A 0 or 1 has no effect and
+    stays.
     """
     numbers = array.astype(np.float64)
     return np.concatenate([numbers, *(numbers / one for one in sorted(kept)), (0.0, 1.0)])
 
 
 def _is_lost(leaf: Leaf) -> bool:
-    """Whether a leaf is a vector of the original, and all one number, or nothing, in the other."""
+    """Whether a leaf is a vector in the original, and one number or nothing in the other model."""
     array, given = leaf.array, leaf.given
     if array is None or array.dtype.kind != "f" or not np.isfinite(array).all():
         return False
@@ -102,16 +102,16 @@ def _is_plain(array: Drawn) -> bool:
 
 
 def _distinct(array: Float64, plain: float) -> Float64:
-    """Return numbers that are all different, of both signs; those of no effect stay."""
+    """Return distinct numbers of both signs; neutral ones stay."""
     if np.all(array == plain):
         return array
     rng = np.random.default_rng(int(plain))
-    numbers = rng.permutation(np.linspace(1.0, 2.0, array.size + 2)[1:-1])  # 1 has no effect
+    numbers = rng.permutation(np.linspace(1.0, 2.0, array.size + 2)[1:-1])  # 1 is neutral
     return np.asarray(numbers * rng.choice((-1.0, 1.0), array.size)).reshape(array.shape)
 
 
 def _read(found: Float64, made: Float64 | None, actual: Float64 | None) -> Float64 | None:
-    """Return the elements of ``actual`` that stand where those of ``made`` were found."""
+    """Return the elements of ``actual`` at the positions of the numbers found in ``made``."""
     if made is None or actual is None:
         return None
     if made is actual:

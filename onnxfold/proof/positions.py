@@ -1,8 +1,7 @@
 """Integers of a region that may be positions along an axis.
 
-A test on tensors that end before them shows nothing of what lies behind.
-Which operator counts positions is asked of no table: every number of an attribute and of a constant
-may be one.
+A test on shorter tensors shows nothing about the elements from such a position on. No table of
+operators is consulted: every number of an attribute and of a constant may be one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +11,8 @@ import onnx_ir as ir
 
 from onnxfold.proof.sizes import Drawn
 
-_LEAST = 5  # every test reaches the positions before it
-_BEYOND = 2**31 - 1  # as far as there is, and no position
+_LEAST = 5  # every test reaches these positions
+_BEYOND = 2**31 - 1  # to the end, not a position
 _FEW = 64
 _NUMBERS = frozenset({ir.AttributeType.INT, ir.AttributeType.FLOAT})
 _LISTS = frozenset({ir.AttributeType.INTS, ir.AttributeType.FLOATS})
@@ -22,7 +21,7 @@ _LISTS = frozenset({ir.AttributeType.INTS, ir.AttributeType.FLOATS})
 def positions(
     nodes: Iterable[ir.Node], constants: Iterable[Drawn], *, floats: bool = False
 ) -> frozenset[int]:
-    """Return what may be a position; of floating-point numbers only where asked."""
+    """Return what may be a position; from floating-point numbers only on request."""
     attributes = (array for node in nodes for array in _attributes(node))
     arrays = [array for array in (*attributes, *constants) if array.dtype.kind in "iuf"]
     read = [array for array in arrays if array.dtype.kind != "f" or (floats and array.size <= _FEW)]

@@ -1,6 +1,6 @@
-"""A region: the nodes of either model between values that are related and one pair that is not.
+"""A region: the nodes of both models between related values and one pair not yet related.
 
-It is run by the float64 interpreter on random values that satisfy the relations of its leaves.
+The float64 interpreter runs it on random values that satisfy the relations of its leaves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
 
 _FEW_ELEMENTS = 1 << 15
-_QUICK_ELEMENTS = 1 << 23  # of all values
-_MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried then
+_QUICK_ELEMENTS = 1 << 23  # in total
+_MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried beyond this
 _MOST_INDEX = 3
 
 
@@ -36,8 +36,8 @@ Pair = tuple[Float64, Float64]
 class Region:
     """Both cones, the leaves of both, and the pair (u, v) that they compute.
 
-    ``shapes``: of all values of both, as far as they are known.  ``shortest``: the least size of an
-    axis along which drawn integers may be positions.
+    ``shapes``: of all values of both, as far as known. ``shortest``: the least size of an axis
+    along which drawn integers may be positions.
     """
 
     before: ir.Model
@@ -51,7 +51,7 @@ class Region:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal keys, equal tests."""
+        """Equal keys mean equal tests."""
         numbers: dict[ir.Value | None, int] = {None: -1}
         for number, leaf in enumerate(self.leaves):
             for value in (leaf.u, leaf.v):
@@ -63,7 +63,10 @@ class Region:
         return (*parts, ends, tuple(leaf.key for leaf in self.leaves))
 
     def all_finite(self) -> Region | None:
-        """Return the region with 1 for what is not finite in its constants; None where all is."""
+        """Return the region with 1 for non-finite numbers in its constants.
+
+        None if there are none.
+        """
         leaves = tuple(leaf.all_finite() for leaf in self.leaves)
         same = all(a.key == b.key for a, b in zip(leaves, self.leaves, strict=True))
         return None if same else replace(self, leaves=leaves)
@@ -71,7 +74,7 @@ class Region:
     def of_single_rows(self) -> Region | None:
         """Return the region whose drawn integers may be positions along axes of one element too.
 
-        None where there are no such integers or no such axis.
+        Returns None if it lacks such integers or axes.
         """
         drawn = any(not leaf.fixed and leaf.dtype not in MAY_BE_FLOATS for leaf in self.leaves)
         single = any(1 in leaf.shape for leaf in self.leaves if leaf.dtype in MAY_BE_FLOATS)
@@ -80,16 +83,16 @@ class Region:
     def with_reciprocals(self) -> Region | None:
         """Return the region in which the original multiplies by 1 / n, n a number of elements.
 
-        A mean may be written as a sum times 1 / n, rounded to the type of the model.  None where
-        no constant that the original alone reads is that.
+        A mean may be written as a sum times 1 / n, rounded to the type of the model. None if the
+        original alone reads no such constant.
         """
         sizes = frozenset(_counts(self.shapes))
         return self._with(leaf.with_reciprocal(sizes) for leaf in self.leaves)
 
     def as_stored(self) -> Region | None:
-        """Return the region in which constants of the original alone are rounded as it holds them.
+        """Return the region in which constants read only by the original are rounded as stored.
 
-        Of such a constant the other model may have been given a copy.  None where none is edited.
+        The other model may contain a copy of such a constant. None if none is edited.
         """
         return self._with(leaf.as_stored() for leaf in self.leaves)
 
@@ -100,18 +103,18 @@ class Region:
 
     @property
     def dims(self) -> frozenset[int]:
-        """The sizes that are known of its values."""
+        """The known sizes of its values."""
         return frozenset(dim for shape in self.shapes for dim in shape if isinstance(dim, int))
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The names of the sizes of its leaves that are not known, and that no layer demands."""
+        """The names of unknown sizes of its leaves, except those that a layer determines."""
         named = symbols(leaf.shape for leaf in self.leaves)
         demanded = self._channels()
         return tuple(name for name in named if name not in demanded)
 
     def _channels(self) -> dict[str, int]:
-        """Return the sizes that symbols must have for convolutions to take what they read."""
+        """Return the sizes that symbols must have so that convolutions accept their inputs."""
         ends = ((value, leaf.shape) for leaf in self.leaves for value in (leaf.u, leaf.v))
         shapes = {value: shape for value, shape in ends if value is not None}
         return dict(channels for node in self.nodes for channels in _demanded(node, shapes))
@@ -120,12 +123,12 @@ class Region:
     def far(self) -> int:
         """The last position that may be counted along a symbolic axis; 0 for none.
 
-        An integer that is a known size of an axis of these values is taken for that.
+        An integer that equals a known size of an axis of these values is assumed to be that size.
         """
         return max(positions(self.nodes, self.constants) - self.dims, default=0)
 
     def far_sizes(self, fibers: Iterable[Fiber] = ()) -> Iterator[list[Sizes]]:
-        """Yield choices of sizes in which all symbols, or each in turn, are behind ``far``."""
+        """Yield choices of sizes in which all symbols, or each in turn, exceed ``far``."""
         least = 2 * self.far + 3
         together = (tuple(range(least, least + len(SAMPLINGS[0]))), (least,))
         choices = [[self.sizes(numbers, fibers)] for numbers in together]
@@ -149,10 +152,10 @@ class Region:
         *,
         whole: bool = False,
     ) -> Sizes:
-        """Return sizes, reduced where the tensors are large; without numbers such as broadcast.
+        """Return sizes, reduced for large tensors, excluding numbers that broadcast.
 
-        ``fibers``: those that a test asks for; ``whole``: never reduced, for some operators fit
-        tensors of the model's sizes alone.
+        ``fibers``: requested by the test; requested by the test; never reduced, because some
+        operators fit only tensors of the model's sizes.
         """
         shapes = [leaf.shape for leaf in self.leaves]
         forced = forced or ({} if numbers else broadcast_sizes(shapes))
@@ -162,7 +165,7 @@ class Region:
         if sum(prod(full.of(shape)) for shape in drawn) <= _FEW_ELEMENTS or whole:
             return full
         if self._divides_sizes and self.is_quick(full):
-            return full  # half of a smaller size is no size of the model
+            return full  # half of a smaller size is not a size of the model
         own = (fiber for leaf in self.leaves for fiber in leaf.fibers)
         smaller = self._smaller((*fibers, *own))
         fewer = {name: smaller.get(size, size) for name, size in channels.items()}
@@ -170,14 +173,14 @@ class Region:
 
     @property
     def _divides_sizes(self) -> bool:
-        """Whether sizes are computed by quotients: they hold of the sizes of the model alone."""
+        """Whether sizes are computed by quotients, which are right only for the model's sizes."""
         shapes = any(node.op_type in READ_NO_NUMBERS for node in self.nodes)
         return shapes and any(
             node.op_type in ("Div", "Mod") and _is_number(node.outputs[0]) for node in self.nodes
         )
 
     def _smaller(self, fibers: Collection[Fiber]) -> dict[int, int]:
-        """Return smaller sizes, for axes along which no constant and no relation has numbers."""
+        """Return smaller sizes, for axes without numbers of constants or relations."""
         kept = {size for leaf in self.leaves for size in leaf.kept}
         parts = (fiber.part for fiber in fibers if fiber.part is not None)
         kept |= {digit.size for part in parts for digit in part.digits}
@@ -196,7 +199,7 @@ class Region:
 
     @property
     def alike(self) -> bool:
-        """Whether both models have the same nodes: means of 0 would change nothing."""
+        """Whether both models have the same nodes; means of 0 would then change nothing."""
         names = [[node.op_identifier() for node in cone.nodes] for cone in (self.old, self.new)]
         return names[0] == names[1]
 
@@ -207,7 +210,7 @@ class Region:
 
     @property
     def constants(self) -> tuple[Drawn, ...]:
-        """The numbers of the leaves that are fixed."""
+        """The numbers of the leaves with known numbers."""
         both = [array for leaf in self.leaves for array in (leaf.array, leaf.given)]
         return tuple(array for array in both if array is not None)
 
@@ -216,11 +219,11 @@ class Region:
     ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
         """Return random values of the leaves in both models.
 
-        Raises Unprovable where one value would have to stand in two relations at once.
+        Raises Unprovable if one value would have to satisfy two relations at once.
         """
         old: dict[ir.Value, Drawn] = {}
         new: dict[ir.Value, Drawn] = {}
-        # Integers may be indices: none beyond the smallest axis that they may be of.
+        # Integers may be indices, so none exceeds the smallest axis that they may index.
         lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n >= self.shortest)
         most = min((_MOST_INDEX, *lengths))
         if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
@@ -235,13 +238,13 @@ class Region:
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:
-                old[leaf.u] = np.asarray(first)  # numpy gives numbers for arrays of no axes
+                old[leaf.u] = np.asarray(first)  # numpy returns scalars for arrays without axes
             if leaf.v is not None:
                 new[leaf.v] = np.asarray(second)
         return old, new
 
     def _read(self) -> set[ir.Value | None]:
-        """Return the values of which a node reads more than the shape."""
+        """Return the values whose numbers, and not only shapes, a node reads."""
         return {
             *self.pair,
             *(v for node in self.nodes if node.op_type not in READ_NO_NUMBERS for v in node.inputs),
@@ -250,8 +253,8 @@ class Region:
     def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
         """Return u and v for values of the leaves.
 
-        Raises Unprovable where they are empty, though no axis of the model's is, or where drawn
-        indices reach only some elements of what differs.
+        Raises Unprovable if they are empty although no axis of the model is, or if drawn indices
+        reach only some of the differing elements.
         """
         u, v = self.pair
         second = self._run(self.after, self.new, new)[v]
@@ -275,7 +278,7 @@ class Region:
 
 
 def _demanded(node: ir.Node, shapes: Mapping[ir.Value, Shape]) -> Iterator[tuple[str, int]]:
-    """Yield the symbol of the channels that a convolution of one group reads, and their number."""
+    """Yield the symbol of the channels that an ungrouped convolution reads, and their number."""
     if node.op_identifier() != ("", "Conv", "") or node.attributes.get_int("group", 1) != 1:
         return
     read, weight = (shapes.get(value, ()) if value else () for value in node.inputs[:2])
@@ -289,7 +292,7 @@ def _is_number(value: ir.Value) -> bool:
 
 
 def _counts(shapes: Iterable[Shape]) -> Iterator[int]:
-    """Yield how many elements neighbouring axes have."""
+    """Yield the numbers of elements of adjacent axes."""
     for shape in shapes:
         for first in range(len(shape)):
             count = 1
@@ -303,7 +306,7 @@ def _counts(shapes: Iterable[Shape]) -> Iterator[int]:
 def _place(
     value: ir.Value | None, cone: Cone, leaves: Mapping[ir.Value | None, int]
 ) -> tuple[int, int]:
-    """Return which leaf a value is, or which result of which node."""
+    """Return the index of a value: of a leaf, or of a result of a node."""
     if value is None or value in leaves:
         return leaves[value], -1
     node = value.producer()

@@ -1,9 +1,9 @@
-"""The one relation of the proof: u = r * v + s per channel, + c constant along a fiber; or u = E v.
+"""The relation of the proof: u = r * v + s per channel, + c constant along a fiber; or u = E v.
 
-u is a value of the original and v the value that stands for it.  r and s broadcast against u as in
-numpy; c is any tensor that is constant along the sets of the fiber.  E appends the element that
-makes the mean along an axis 0: v is u, of mean 0, without the last element there.  A weight that
-reads v in the place of E v is E' of the one that read that: u' E v = (E' u)' v.
+u is a value of the original and v its counterpart. r and s broadcast against u as in numpy; c is
+any tensor that is constant along the sets of the fiber. E appends the element that makes the mean
+along an axis 0: v is u, of mean 0, without the last element there. A weight that reads v instead of
+E v is E' times the former weight: u' E v = (E' u)' v.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from onnxfold.proof.sizes import Sizes
 from onnxfold.weights.means import chosen_elements, split_digits
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
-_FAR = 2.0**-10  # from u = v, of numbers of the order of 1; no rounding of stored numbers is
+_FAR = 2.0**-10  # from u = v, of numbers of the order of 1; roundings of stored numbers are smaller
 Float64 = npt.NDArray[np.float64]
 
 
 def means(array: Float64, fiber: Fiber) -> Float64:
-    """Return the mean of every set of the fiber, in the shape of the array; 0 outside its part.
+    """Return the mean of every set of the fiber, in the shape of the array, 0 outside its part.
 
-    Raises InvariantError where the fiber does not fit the shape.
+    Raises InvariantError if the fiber does not fit the shape.
     """
     digits, members = split_digits(array.shape, fiber)
     if array.size == 0:
@@ -38,34 +38,34 @@ def means(array: Float64, fiber: Fiber) -> Float64:
 
 
 def completed(v: Float64, axis: int) -> Float64:
-    """Return E v: one more element along an axis, with which the mean is 0."""
+    """Return E v: one more element along an axis, which makes the mean 0."""
     return np.concatenate([v, -v.sum(axis=axis, keepdims=True)], axis=axis)
 
 
 def differences(long: Float64, axis: int) -> Float64:
-    """Return E' u: what is left of u when its last element is taken from all others."""
+    """Return E' u: u without its last element, which is subtracted from all others."""
     rest, last = np.split(long, [long.shape[axis] - 1], axis=axis)
     return np.asarray(rest - last)
 
 
 class Cut(Enum):
-    """How a tensor is known without its last element along an axis."""
+    """How a tensor is represented without its last element along an axis."""
 
     COMPLETED = auto()  # long = E short
-    READ = auto()  # short = E' long: weights that read the two
-    PADDED = auto()  # long is short and a 0
+    READ = auto()  # short = E' long, for weights that read the two
+    PADDED = auto()  # long is short with a 0 appended
 
 
 def is_small(error: Float64, *sizes: Float64, slack: float = 0.0) -> bool:
-    """Whether an error is of the order of float64 roundings of numbers of these sizes."""
+    """Whether an error is within float64 roundings of numbers of these sizes."""
     if error.size == 0:
         return True
     bound = _TOLERANCE * max(float(np.max(np.abs(size), initial=0)) for size in sizes) + slack
-    return bool(np.all(np.abs(error) <= bound))  # NaN and inf are not
+    return bool(np.all(np.abs(error) <= bound))  # not for NaN and inf
 
 
 def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axis along which alone a shape is longer, by one element; () where none is."""
+    """Return the only axis along which a shape is longer, by one element, or ()."""
     if len(long) != len(short):
         return ()
     axes = tuple(axis for axis, size in enumerate(short) if long[axis] != size)
@@ -74,11 +74,10 @@ def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """u = r * v + s, or v = r * u + s where ``reverse``; and + c where there is a fiber.
+    """u = r * v + s, or v = r * u + s if ``reverse``; plus c if there is a fiber.
 
-    ``short``: v is u without an element of this axis as ``cut`` says, and nothing else; u is v
-    without one where ``reverse``.
-    Not ``known``: nothing is known but that u and v have one shape.
+    ``short``: v is just u without an element of this axis as ``cut`` describes; or the reverse if
+    ``reverse``. Not ``known``: only the equality of their shapes is known.
     """
 
     r: Float64 | None = None
@@ -96,14 +95,15 @@ class Relation:
 
     @property
     def vacuous(self) -> bool:
-        """Whether any u and v of one shape have it: a shift of each element by itself."""
+        """Whether any u and v of one shape satisfy it: a shift of each element by itself."""
         return self.fiber is not None and self.fiber.size == 1
 
     @property
     def final(self) -> bool:
         """Whether no wider test can show more: u = v, or u = r * v + s far from it, r not 0.
 
-        Both would make v one number per channel, s / (1 - r).  What differs in shape is not equal.
+        Both would make v one number per channel, s / (1 - r). Values of different shapes are not
+        equal.
         """
         if self.short is not None:
             return True
@@ -114,12 +114,12 @@ class Relation:
 
     @property
     def one_sided(self) -> bool:
-        """Whether it tells numbers of one value that are so whatever the other's are: r = 0."""
+        """Whether it fixes numbers of one value independently of the other: r = 0."""
         return self.r is not None and not np.all(self.r)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What two relations have in common that the same test shows."""
+        """Return a key shared by relations that the same test proves."""
         arrays = (self.r, self.s)
         numbers = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
         return (*numbers, self.reverse, self.fiber, self.known, self.short, self.cut)
@@ -143,11 +143,11 @@ class Relation:
 
     @property
     def _more(self) -> int:
-        """How many elements v has more than u along ``short``."""
+        """The number of elements that v has more than u along ``short``."""
         return 1 if self.reverse else -1
 
     def original(self, v: Float64, rng: np.random.Generator, scale: float) -> Float64:
-        """Return a u that the relation allows for v; raises ArithmeticError where there is none."""
+        """Return a u that the relation allows for v; raises ArithmeticError if there is none."""
         if not self.known:
             return rng.standard_normal(v.shape) * scale
         if self.short is not None:
@@ -158,7 +158,7 @@ class Relation:
         return u + self._shift(u, rng, scale)
 
     def counterpart(self, u: Float64, rng: np.random.Generator, scale: float) -> Float64:
-        """Return a v that the relation allows for u; raises ArithmeticError where there is none."""
+        """Return a v that the relation allows for u; raises ArithmeticError if there is none."""
         if not self.known:
             return rng.standard_normal(u.shape) * scale
         if self.short is not None:
@@ -171,7 +171,7 @@ class Relation:
     def _resized(
         self, array: Float64, rng: np.random.Generator, scale: float, *, more: bool
     ) -> Float64:
-        """Return the counterpart with one element more, or less, along ``short``."""
+        """Return the counterpart with one element more, or fewer, along ``short``."""
         axis = self.short or 0
         if self.cut is Cut.COMPLETED:
             return completed(array, axis) if more else self._without_last(array, scale)

@@ -1,14 +1,14 @@
-"""Whether a region rounds no more than the original's does, on rows that norms are hurt by.
+"""Whether a region rounds no more than the original's, on rows that are hard for norms.
 
-The test of a relation (tester.py) is of float64 numbers, in which a norm of a constant row gives 0
-either way.  In the types of the model it may not: what is exact for a row of N(0, 1) may be off by
-1 / sqrt(epsilon) on a constant one.  So the nodes of both models are run once more in the types of
-the model, on rows of every kind, and compared with a float64 run of the original's: with t that
-truth, u the original's numbers, v those of the other model and e the unit roundoff,
+The test of a relation (tester.py) uses float64 numbers, in which a norm of a constant row is 0
+either way. In the types of the model this may differ: a result that is exact for a row of N(0, 1)
+may be off by 1 / sqrt(epsilon) on a constant one. The nodes of both models are therefore run again
+in the types of the model, on rows of every kind, and compared with a float64 run of the original's:
+with t this truth, u the original's numbers, v the other model's and e the unit roundoff,
 
     rms(v - t)  <=  8 max(rms(u - t), e rms(t), e rms(t of usual rows)).
 
-Of a model in float64 there is no better truth, so nothing is compared there.
+For a model in float64 a better truth does not exist, so nothing is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes
 
-_LIMIT = 8.0  # regions are small: of few numbers luck decides on a factor of 2
+_LIMIT = 8.0  # regions are small, and with few numbers luck decides a factor of 2
 _MOST_INDEX = 1
 _CONSTANT, _SHIFT = 3.0, 1e3  # sums of threes are exact in any order
 _COMPARED = FLOATS - {ir.DataType.DOUBLE}
@@ -34,14 +34,14 @@ KINDS = ("usual", "constant", "shifted", "zero")
 
 
 class Rows(np.random.Generator):
-    """Draws values of which all rows are of one kind, whichever axes they run along."""
+    """Draws of values whose rows are all of one kind, along any axes."""
 
     def __init__(self, seed: int, kind: str):
         super().__init__(np.random.PCG64(seed))
         self._kind = kind
 
     def standard_normal(self, size: tuple[int, ...]) -> Float64:  # type: ignore[override]  # one use
-        """Return numbers of the kind in a shape."""
+        """Return numbers of this kind in a shape."""
         if self._kind == "constant":
             return np.full(size, _CONSTANT)
         if self._kind == "zero":
@@ -51,9 +51,9 @@ class Rows(np.random.Generator):
 
 
 def rounds_more(region: Region) -> str | None:
-    """Say on which rows the rewritten model errs more than the original; None where on none.
+    """Describe the rows on which the rewritten model errs more than the original, or return None.
 
-    None too where the rows cannot be drawn: nothing is known then but the relation.
+    None too if the rows cannot be drawn: then only the relation is known.
     """
     typical = 0.0
     for kind in KINDS:
@@ -67,7 +67,7 @@ def rounds_more(region: Region) -> str | None:
         truth, original, rewritten = found
         unit = unit_roundoff(rewritten.dtype)
         if not (np.isfinite(truth).all() and np.isfinite(original).all()):
-            continue  # the original has left its range
+            continue  # the original overflows
         size = _rms(truth)
         typical = size if kind == "usual" else typical
         noise = max(_rms(original - truth), unit * size, unit * typical)
@@ -82,7 +82,7 @@ def rounds_more(region: Region) -> str | None:
 def _numbers(region: Region, kind: str) -> tuple[Float64, Float64, Drawn] | None:
     """Return the truth, and the numbers of both models in their own types.
 
-    None for what is no float of 16 or 32 bits.
+    None unless it is a float of 16 or 32 bits.
     """
     u, v = region.pair
     if u is None or v.dtype not in _COMPARED:
@@ -111,9 +111,9 @@ def _rms(array: Float64) -> float:
 def _drawn(
     region: Region, sizes: Sizes, kind: str
 ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
-    """Return values of the leaves in both models, in their types: weights as ever, others by kind.
+    """Return values of the leaves in both models, in their types: weights as usual, others by kind.
 
-    The other model's follow from the original's rounded ones.
+    The other model's values are derived from the original's rounded ones.
     """
     old: dict[ir.Value, Drawn] = {}
     new: dict[ir.Value, Drawn] = {}

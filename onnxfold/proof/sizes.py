@@ -12,8 +12,8 @@ import numpy.typing as npt
 from onnxfold.graph import AxisBlock, Dim, Fiber, Shape
 
 Drawn = npt.NDArray[np.generic]
-# Sizes of the symbols in order of their first use: distinct ones first, then such as a model may
-# demand that divides them or sets them equal.  Two samplings must agree.
+# Sizes of the symbols in order of their first use: distinct ones first, then ones that are equal or
+# divide each other, as a model may require. Two choices must agree.
 SAMPLINGS: tuple[tuple[int, ...], ...] = (
     (3, 4, 5, 7, 6, 9, 8),
     (5, 3, 6, 4, 7, 8, 10),
@@ -36,9 +36,10 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class Sizes:
-    """One choice of a number for every symbol; what is unknown gets one number as well.
+    """One choice of a number for every symbol, including unknown sizes.
 
-    ``smaller``: numbers in the place of large sizes, of integers that name them too.
+    Unknown sizes get one number as well. ``smaller``: replacements of large sizes, also for
+    integers that name them.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Sizes:
         return AxisBlock(block.axis, inner, size, outer)
 
     def fits(self, fiber: Fiber) -> bool:
-        """Whether the digits of the smaller axes are those of the fiber, with all of its part."""
+        """Whether the digits of the smaller axes are the fiber's, with all of its part."""
         named = () if fiber.part is None else fiber.part.digits
         whole = all(self._block(digit).size == digit.size for digit in named)
         return whole and all(map(self._has_digits, fiber.digits))
@@ -84,7 +85,7 @@ class Sizes:
         return own.inner * own.size * (own.outer or 1) == self._smaller.get(dim, dim)
 
     def constant(self, array: Drawn) -> Drawn:
-        """Return the numbers of a constant, sizes among its integers replaced."""
+        """Return the numbers of a constant, with sizes among its integers replaced."""
         if array.dtype.kind not in "iu" or not self._smaller:
             return array
         flat = [self._smaller.get(int(item), int(item)) for item in array.reshape(-1)]
@@ -124,10 +125,10 @@ class Sizes:
 def reduced(
     sizes: Collection[int], integers: Collection[int], keep: Collection[int]
 ) -> dict[int, int]:
-    """Return smaller numbers for the large sizes that nothing is claimed along.
+    """Return smaller numbers for the large sizes along which nothing is claimed.
 
-    Different ones stay different, a multiple of another stays one, and each stays above what may
-    be a position along it: an integer of the region, or twice that.
+    Different sizes stay different, multiples stay multiples, and each stays above possible
+    positions along it: an integer of the region, or twice that.
     """
     smaller: dict[int, int] = {}
     used: set[int] = set()
@@ -145,7 +146,7 @@ def reduced(
 
 
 def _multiples(size: int, smaller: Mapping[int, int]) -> Iterator[int]:
-    """Yield what a size is as a multiple of sizes that are smaller now."""
+    """Yield a size as a multiple of sizes that are reduced now."""
     for factor, small in smaller.items():
         rest, remainder = divmod(size, factor)
         if not remainder:
@@ -153,7 +154,7 @@ def _multiples(size: int, smaller: Mapping[int, int]) -> Iterator[int]:
 
 
 def broadcast_sizes(shapes: Iterable[Shape]) -> dict[str, int]:
-    """Return the sizes that symbols must have so that tensors of these shapes broadcast."""
+    """Return the sizes that symbols must have for tensors of these shapes to broadcast."""
     forced: dict[str, int] = {}
     aligned = [shape[::-1] for shape in shapes]
     for axis in range(max(map(len, aligned), default=0)):
@@ -165,7 +166,7 @@ def broadcast_sizes(shapes: Iterable[Shape]) -> dict[str, int]:
 
 
 def symbols(shapes: Iterable[Shape]) -> tuple[str, ...]:
-    """Return the names of unknown sizes, those in expressions too."""
+    """Return the names of unknown sizes, also those in expressions."""
     texts = ("?" if dim is None else dim for shape in shapes for dim in shape
              if not isinstance(dim, int))  # fmt: skip
     names = (name for text in texts for name in re.findall(r"[A-Za-z_?][\w.?]*", text))

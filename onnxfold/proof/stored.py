@@ -1,6 +1,6 @@
-"""Constants of a rewritten model against those of the original, some rows at a time.
+"""Comparison of constants of a rewritten model with the original's, some rows at a time.
 
-Neither is whole in memory where every set of a fiber lies within a row; where sets span rows, both
+Neither is whole in memory if every set of a fiber lies within a row; where sets span rows, both
 are.
 """
 
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Whether a weight is as it was; else a fiber along which it was shifted, and to mean 0."""
+    """Whether a weight is unchanged, or a fiber along which it was shifted, and to mean 0."""
 
     same: bool
     fiber: Fiber | None = None
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor has the axes of a fiber, in which its digits go without a rest."""
+    """Whether a tensor has the axes of a fiber, with sizes divisible by its digits."""
     shape: Sequence[int] = tensor.shape.numpy()
     return all(
         block.axis < len(shape) and shape[block.axis] % (block.inner * block.size) == 0
@@ -49,9 +49,9 @@ def fits(fiber: Fiber, tensor: ir.TensorProtocol) -> bool:
 def compared(
     old: ir.TensorProtocol, new: ir.TensorProtocol, claimed: Sequence[Fiber]
 ) -> Comparison:
-    """Compare a stored weight with an edited one before its rounding, but for a shift.
+    """Compare a stored weight with an edited one before its rounding, up to a shift.
 
-    claimed: the fibers along which it may be shifted, of which the first that fits is taken.
+    claimed: the fibers along which it may be shifted; the first that fits is used.
     """
     if tuple(old.shape.numpy()) != tuple(new.shape.numpy()):
         return Comparison(same=False)
@@ -79,7 +79,7 @@ def has_zero_mean(
     magnitude: float = 0.0,
     dtype: ir.DataType | None = None,
 ) -> bool:
-    """Whether ``is_centred`` holds of a weight, up to the roundings of ``dtype``, or its own."""
+    """Whether ``is_centred`` is true of a weight, up to the roundings of ``dtype``, or its own."""
     kind = (tensor.dtype if dtype is None else dtype).numpy()
     parts = stored_rows(tensor) if _within_rows(tensor, fiber) else iter([tensor.numpy()])
     return all(is_centred(part.astype(kind, copy=False), fiber, magnitude) for part in parts)
@@ -91,7 +91,7 @@ def largest(tensor: ir.TensorProtocol) -> float:
 
 
 def is_rounded(tensor: ir.TensorProtocol) -> bool:
-    """Whether a changed weight may have lost digits when it was stored: one that is edited says."""
+    """Whether a changed weight may have lost digits when it was stored; an edited one knows."""
     if not isinstance(tensor, EditedTensor):
         return True
     pairs = paired_rows(_rows(tensor), stored_rows(tensor))
@@ -103,7 +103,7 @@ def _within_rows(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
 
 
 def _rows(tensor: ir.TensorProtocol) -> Iterator[Array]:
-    """The rows of a weight before its rounding."""
+    """Yield the rows of a weight before its rounding."""
     if isinstance(tensor, EditedTensor):
         return (rows for _, rows in float64_chunks(tensor))
     return stored_rows(tensor)
@@ -116,7 +116,7 @@ def _whole(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Iterator[tuple[Arr
 def _is_shift(old: Array, new: Array, fiber: Fiber) -> bool:
     """Whether old - new is constant along the fiber, up to one rounding of each new element.
 
-    And 0 outside the part of the fiber.
+    It must be 0 outside the part of the fiber.
     """
     if fiber.part is not None:
         (old, rest), (new, same) = (sets_of_part(array, fiber) for array in (old, new))
@@ -140,8 +140,8 @@ def _part_is_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
 
 
 def _is_any_shift(old: Array, stored: Array, members: tuple[int, ...]) -> bool:
-    """Whether stored = old + c: c is known up to the mean of the roundings of its set."""
-    with np.errstate(all="ignore"):  # what is not finite is no shift
+    """Whether stored = old + c, with c known up to the mean of the roundings of its set."""
+    with np.errstate(all="ignore"):  # a non-finite difference is not a shift
         difference = np.subtract(old, stored, dtype=np.float64)
         shift = difference.mean(axis=members, keepdims=True)
         rounding = rounding_of(stored)
@@ -169,7 +169,7 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
 
 
 def resized(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
-    """Return how a constant is known that has one element more or less along an axis."""
+    """Return the relation of constants that differ by one element along an axis."""
     for long, short in ((old, new), (new, old)):
         axis = _shortened_axis(long, short)
         if axis is not None:
@@ -193,9 +193,10 @@ def _shortened_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | Non
 
 
 def _differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | None:
-    """Return the axis along which ``new`` is ``old`` less its last element, rounded once, or None.
+    """Return the axis of ``new`` along which it is ``old`` minus its last element, or None.
 
-    That element is taken from all others: what reads a vector of sum 0 needs no more.
+    That element is subtracted from all others and the result rounded once: a reader of a vector of
+    sum 0 needs no more.
     """
     long, short = tuple(old.shape.numpy()), tuple(new.shape.numpy())
     axis = next(iter(shortened(long, short)), None)
@@ -207,7 +208,7 @@ def _differing_axis(old: ir.TensorProtocol, new: ir.TensorProtocol) -> int | Non
 
 
 def _padded_axis(short: ir.TensorProtocol, long: ir.TensorProtocol) -> int | None:
-    """Return the axis along which ``long`` is ``short`` and a 0, or None."""
+    """Return the axis along which ``long`` is ``short`` with a 0 appended, or None."""
     sizes, fewer = tuple(long.shape.numpy()), tuple(short.shape.numpy())
     axis = next(iter(shortened(sizes, fewer)), None)
     if axis is None or short.dtype != long.dtype:
@@ -219,9 +220,9 @@ def _padded_axis(short: ir.TensorProtocol, long: ir.TensorProtocol) -> int | Non
 def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
     """Return a small constant before its rounding, and how far its roundings may move it.
 
-    An edited one is known exactly once what is stored is found to be within one rounding of it; a
-    scale of one power of two and a shift of zeros, which a norm is left with, are rounded from
-    nothing else.
+    An edited one is known exactly if the stored numbers are within one rounding of it; a scale of
+    one power of two and a shift of zeros, which a norm is left with, are not rounded from anything
+    different.
     """
     stored = tensor.numpy()
     if stored.dtype.kind not in "fV" or not stored.size or bool(np.isin(stored, (0, 1)).all()):

@@ -1,9 +1,9 @@
-"""Numeric tests of a region: which relation its outputs have for all inputs that are related.
+"""Numeric tests of a region: which relation its outputs have for all related inputs.
 
-A relation counts when it held for random float64 inputs of three magnitudes and, where a dimension
-is symbolic, for two choices of all sizes.  What is compared are float64 sums and quotients of the
-same numbers in another order: they differ by roundings of 2^-53, a few thousand of them at most,
-while a wrong rule is off by the order of the numbers themselves.
+A relation is accepted if it was satisfied for random float64 inputs of three magnitudes and, with
+symbolic dimensions, for two choices of all sizes. The compared values are float64 sums and
+quotients of the same numbers in different order: they differ by roundings of 2^-53, a few thousand
+of them at most, while a wrong rule is off by the order of the numbers themselves.
 """
 
 import re
@@ -34,12 +34,12 @@ from onnxfold.proof.roundings import rounds_more
 
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
-_Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was finite in a draw
+_Shown = dict[tuple[int, ...], _Bools]  # by shape, whether an element was finite in some draw
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Which relation a region has, of those whose parameters are named; and of lines, if asked."""
+    """Which of the named relations a region has; and whether to search for lines."""
 
     region: Region
     slack: float
@@ -49,9 +49,9 @@ class _Question:
 
 
 class Tester:
-    """Runs tests and remembers them, so that equal layers cost one.
+    """Tests of regions, each remembered, so that equal layers cost one.
 
-    ``whole``: regions that cannot be run on smaller tensors are run on those of the model.
+    ``whole``: regions that cannot run on smaller tensors run on the model's sizes.
     """
 
     def __init__(self, *, whole: bool = False) -> None:
@@ -59,19 +59,19 @@ class Tester:
         self._known: dict[object, object] = {}
 
     def relation(self, region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
-        """Return a relation of the outputs, the strongest found; None for none.
+        """Return the strongest relation found of the outputs, or None.
 
-        One that is not known is none that a wider region could show either.
-        ``fibers``: candidates for what a shift is constant along; ``slack``: what the roundings of
-        stored constants may move the outputs by.
+        A relation that is not ``known`` cannot be found by a wider region either. ``fibers``: the
+        fibers along which a shift may be constant; ``slack``: how far roundings of stored constants
+        may move the outputs.
         """
         named = self._remembered(_Question(region, slack, self._whole, fibers))
         return named or self._line(region, slack)
 
     def _line(self, region: Region, slack: float) -> Relation | None:
-        """Return u = r * v + s, where possible by a test that other numbers share.
+        """Return u = r * v + s, if possible by a test shared with other numbers.
 
-        What that says of the numbers at hand, one draw of these confirms.
+        One draw of the actual numbers confirms such a result.
         """
         shared = None if slack else with_placeholders(region)
         if shared is not None:
@@ -84,18 +84,18 @@ class Tester:
         return self._remembered(_Question(region, slack, self._whole, lines=True))
 
     def exact(self, region: Region, slack: float) -> Relation | None:
-        """Return whether the outputs are equal, or one is the other without an element, or None."""
+        """Return the relation if the outputs are equal, or one lacks an element, otherwise None."""
         return self._remembered(_Question(region, slack, self._whole))
 
     def runs(self, region: Region) -> bool:
-        """Whether sizes are found at which the region can be run: means of 0 change nothing."""
+        """Whether the region can run at some sizes; means of 0 change nothing."""
         key = ("runs", region.key)
         if key not in self._known:
             self._known[key] = _runs(region, whole=self._whole)
         return bool(self._known[key])
 
     def may_be_exact(self, region: Region, slack: float) -> bool:
-        """Whether one draw leaves it open that ``exact`` finds something."""
+        """Whether one draw leaves it possible that ``exact`` finds something."""
         key = ("first", region.key, slack)
         if key not in self._known:
             self._known[key] = _at_first(_Question(region, slack, self._whole))
@@ -109,7 +109,7 @@ class Tester:
         return found if isinstance(found, Relation) else None
 
     def rounds_more(self, region: Region) -> str | None:
-        """Say on which rows the rewritten model rounds more than the original, if on any."""
+        """Describe the rows on which the rewritten model rounds more than the original, if any."""
         key = ("rounding", region.key)
         if key not in self._known:
             self._known[key] = rounds_more(region)
@@ -147,7 +147,7 @@ def _zero_mean(region: Region, fiber: Fiber) -> bool:
 
 @np.errstate(all="ignore")
 def _relation(asked: _Question) -> Relation | None:
-    """Keep the relations that every sample has, of those that the first ones have."""
+    """Keep each relation of the first samples that all samples have."""
     open_: list[Relation] | None = None
     shown: _Shown = {}
     at_first = LIKE_FIRST if asked.lines else 1
@@ -163,7 +163,7 @@ def _relation(asked: _Question) -> Relation | None:
             if all(_varies_openly(found, asked.region) for found in open_):
                 return ANY
         if open_ and not _shows_enough(shown):
-            # What is not finite is shown where a constant alone makes it so in both models.
+            # Non-finite results are covered if only a constant causes them in both models.
             plain = asked.region.all_finite()
             for draws in samples(plain, fibers, whole=whole) if plain else ():
                 _show(shown, draws)
@@ -173,7 +173,7 @@ def _relation(asked: _Question) -> Relation | None:
 
 
 def _varies_openly(found: Relation, region: Region) -> bool:
-    """Whether it has numbers along an axis whose size is open, so that it is one of no other size.
+    """Whether it has numbers along an axis of unknown size, so it applies to no other size.
 
     No wider region shows another line between the same numbers.
     """
@@ -195,7 +195,7 @@ def _names(dim: ir.SymbolicDim) -> list[str]:
 
 @np.errstate(all="ignore")
 def _at_first(asked: _Question, candidates: Iterable[Relation] = ()) -> bool:
-    """Whether one draw has a relation: one of the candidates, or else one that is asked for."""
+    """Whether one draw has a relation: a candidate, otherwise one that is requested."""
     try:
         draws = next(samples(asked.region, whole=asked.whole, at_first=1))
         found = candidates or _found(asked, draws.pairs)
@@ -212,9 +212,10 @@ def _show(shown: _Shown, draws: Draws) -> None:
 
 
 def _shows_enough(shown: _Shown) -> bool:
-    """Whether elements were finite in some draw: two NaN, roots of what is negative, show nothing.
+    """Whether elements were finite in some draw: two NaN (roots of negative numbers) prove nothing.
 
-    All where few elements are drawn often; of many, drawn few times, some never are.
+    Few elements, drawn often, must all be; of many, drawn a few times, some never are. of many,
+    drawn few times, some never are.
     """
     return all(
         bool(each.all()) if each.size <= FEW else bool(each.mean() > _MOSTLY)
@@ -246,7 +247,7 @@ def _all_have(relation: Relation, draws: Draws, slack: float) -> bool:
 
 
 def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:
-    """Whether two values have a relation; what is not finite has none but equality."""
+    """Whether two values have a relation; non-finite ones only equality."""
     if relation.equal:
         return _same(u, v, slack)
     if not (np.isfinite(u).all() and np.isfinite(v).all()):

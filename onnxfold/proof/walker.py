@@ -1,11 +1,11 @@
-"""The walk: for every value of the rewritten model, which relation it has to one of the original.
+"""The walk: for every value of the rewritten model, its relation to a value of the original.
 
-A value's relation follows from those of the values before it.  Equal operators on equal values give
-equal values; everything else is tested: the region of nodes of both models between the pair and
-values that are related already is run on random inputs (region.py, tester.py).  Neither operators
-nor norms are known here by name, and no table of the planner is asked.
+A value's relation follows from the relations of its operands. Equal operators on equal values yield
+equal values; other operators are tested: the region of nodes of both models between the pair and
+related values is run on random inputs (region.py, tester.py). No operator or norm is known here by
+name, and no table of the planner is used.
 
-Every output of every graph must end equal.
+Every output of every graph must be equal in the end.
 """
 
 from collections import defaultdict
@@ -40,15 +40,15 @@ from onnxfold.proof.tester import Tester
 from onnxfold.proof.widening import Widening
 
 _MOST_UNKNOWN = 6
-# How far a region reaches: nodes behind the value of the rewritten model and of the original; an
-# original is followed to what stands for the leaves of the other (True) or to any related value.
+# The extent of a region: nodes upstream of the value of the rewritten model and of the original; an
+# original is traced to the counterparts of the other's leaves (True) or to any related value.
 _REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
             (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
-_GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation, however far one looks
+_GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation at any distance
 
 
 def walked(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
-    """Return the outcome of the walk through two prepared models in which names were kept."""
+    """Return the outcome of the walk over two prepared models in which names were kept."""
     walker = _Walker(before, after, certificate)
     walker.compare_inputs()
     walker.walk()
@@ -104,7 +104,10 @@ class _Walker:
         )
 
     def _is_folded(self, value: ir.Value) -> bool:
-        """Whether a norm gives what it gave; one of constants is tested where it is not needed."""
+        """Whether a norm's result is unchanged.
+
+        A norm of constants is tested where it is needed.
+        """
         u = self._match.originals.get(value)
         if u is not None and self._match.is_constant(value):
             found = self._tested(u, value)
@@ -116,7 +119,7 @@ class _Walker:
         return u is not None and self._related.get((u, value), ANY).equal
 
     def compare_inputs(self) -> None:
-        """The graph takes the same inputs, with the same defaults."""
+        """Check that the graph accepts the same inputs, with the same defaults."""
         old, new = (view.model.graph.inputs for view in (self._before, self._after))
         if [value.name for value in old] != [value.name for value in new]:
             self._failures.append("the model takes other inputs than before")
@@ -125,7 +128,7 @@ class _Walker:
                 self._failures.append(f"input '{b.name}' has another default than before")
 
     def walk(self) -> None:
-        """Relate every value that something needs, in order."""
+        """Relate every value that is needed, in order."""
         self._relate_sources()
         for graph in self._after.graphs:
             for node in graph:
@@ -134,7 +137,7 @@ class _Walker:
                 for value in node.outputs:
                     u = self._match.originals.get(value)
                     if u is None or self._after.tensor(value) is not None:
-                        continue  # what is stored is related already, whether that tells anything
+                        continue  # a stored constant is already related, informative or not
                     relation = self.relation(u, value)
                     constant = self._match.is_constant(value)
                     if not (relation.known or constant or self._match.is_guess(value)):
@@ -142,7 +145,7 @@ class _Walker:
                         self._origin = self._origin or self._reason(node)
 
     def _relate_sources(self) -> None:
-        """Relate inputs and constants: a region may start from any."""
+        """Relate inputs and constants, because a region may start from any."""
         for value, u in self._match.originals.items():
             if value.producer() is None or self._after.tensor(value) is not None:
                 self.relation(u, value)
@@ -159,7 +162,7 @@ class _Walker:
         return f"node '{node_label(node)}'{said}"
 
     def compare_outputs(self) -> None:
-        """Every graph gives the values that it gave before, in the same order."""
+        """Check that every graph returns the same outputs as before, in the same order."""
         if len(self._before.graphs) != len(self._after.graphs):
             self._failures.append("the model has other bodies than before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
@@ -173,12 +176,12 @@ class _Walker:
                     self._failures.append(f"output '{v.name}' is not what it was: {origin}")
 
     def look_at_roundings(self) -> None:
-        """No changed constant was rounded to fewer bits than the model computes with."""
+        """Check that no changed constant was rounded to fewer bits than the model computes with."""
         for value in self._after.by_ref().values():
             tensor = self._after.tensor(value)
             u = self._match.originals.get(value)
             old = None if u is None else self._before.tensor(u)
-            # A new constant is rounded where what it stands for was.
+            # A new constant is rounded at the place of its counterpart.
             if tensor is None or old is None or self.relation(u, value).equal:
                 continue
             wide = self._widening.reader_of(value, tensor.dtype)
@@ -188,11 +191,11 @@ class _Walker:
                 )
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
-        """Return the relation of two values, from the values before them."""
+        """Return the relation of two values, derived from the values upstream."""
         if u is None or v is None:
             return EQUAL if u is v else ANY
         if (u, v) not in self._related:
-            self._related[u, v] = ANY  # until it is known; a graph has no cycles
+            self._related[u, v] = ANY  # until known; a graph has no cycles
             found = self._find(u, v)
             self._related[u, v] = found
             if found.known:
@@ -209,22 +212,22 @@ class _Walker:
             if same and self._before.ref(u) == self._after.ref(v):
                 return EQUAL
         elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
-            found = [self._operands(a, b) for a, b in pairs(twin, node)]  # all: regions start there
+            found = [self._operands(a, b) for a, b in pairs(twin, node)]  # regions start there
             if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
             return ANY
         constant = self._match.is_constant(v) and self._match.is_constant(u)
         if constant and not v.is_graph_output():
-            return ANY  # seen where it is read, with the constants that it is computed from
+            return ANY  # tested where it is read, with its constants
         if self._unknown > _MOST_UNKNOWN:
-            return ANY  # the proof has failed, and the first reason is what counts
+            return ANY  # the proof has failed, and the first reason counts
         shown = self._absorbed(u, v) or self._tested(u, v) or ANY
-        # A guess that says nothing would keep wider regions from what is before it.
+        # An uninformative guess would keep wider regions from what is upstream of it.
         return ANY if shown.vacuous and self._match.is_guess(v) else shown
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
-        """Return the relation of operands at one place; none where v stands for another value."""
+        """Return the relation of two operands, or none if v corresponds to another value."""
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
 
@@ -252,7 +255,7 @@ class _Walker:
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
         factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
-        zero = bool(factors) and largest(new) == 0  # also what it was times any factor
+        zero = bool(factors) and largest(new) == 0  # also its former value times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
         cut = resized(old, new)
@@ -273,9 +276,9 @@ class _Walker:
         return ANY
 
     def _factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
-        """Yield what a weight may have been multiplied by: for one of its readers, for all.
+        """Yield the factors that a weight may have been multiplied by, for one reader or for all.
 
-        For one that reads v comes first: zeros are any of these products.
+        The reader of v comes first, because zeros equal any of these products.
         """
         claims = self._scaled.get(ref, [])
         readers = list(dict.fromkeys(claim.reader for claim in claims))
@@ -291,14 +294,14 @@ class _Walker:
             yield factor
 
     def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
-        """Return the reader in the original behind which the results of what reads v stand."""
+        """Return the reader in the original whose results correspond to those computed from v."""
         results = (output for node in v.consumers() for output in node.outputs)
         originals = (self._match.originals.get(output) for output in results)
         before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
         return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)
 
     def _tested(self, u: ir.Value, v: ir.Value) -> Relation | None:
-        """Return the relation that a region near the pair shows; equality counts for more."""
+        """Return the relation that a region near the pair proves; equality has priority."""
         tried: set[object] = set()
         weaker: Relation | None = None
         for reach in _GUESS_REACHES if self._match.is_guess(v) else _REACHES:
@@ -325,14 +328,14 @@ class _Walker:
         return weaker
 
     def _is_enough(self, found: Relation, region: Region, drawn: Collection[ir.Value]) -> bool:
-        """Whether neither a wider region nor the numbers of what was drawn can show more.
+        """Whether neither a wider region nor actual numbers for drawn ones can show more.
 
-        Of drawn weights the outputs are unrelated, even where one is a number by itself.
+        With drawn weights the outputs are unrelated, even if one is constant.
         """
         return found.final or (self._is_plain(region) and not (drawn and found.one_sided))
 
     def _is_plain(self, region: Region) -> bool:
-        """Whether a wider region cannot show more: of the same nodes, no leaf follows another."""
+        """Whether a wider region cannot show more: same nodes, no leaf depends on another."""
         if not region.alike:
             return False
         changed = {leaf.v for leaf in region.leaves if leaf.v and not leaf.relation.equal}
@@ -354,9 +357,9 @@ class _Walker:
         return False
 
     def _note(self, region: Region, shown: Region, found: Relation) -> None:
-        """Count the constants that have taken what a value beside them had too much.
+        """Count the constants that absorbed the excess of a neighboring value.
 
-        And let the proof fail where equal numbers are rounded more than before.
+        The proof fails here if equal numbers are rounded more than before.
         """
         judged = found.equal and self._hints.rounding and not self._match.is_guess(region.pair[1])
         if judged and (why := self._tester.rounds_more(shown)) is not None:
@@ -368,7 +371,7 @@ class _Walker:
                     self._changed.setdefault(leaf.v, "shifted")
 
     def _test(self, region: Region) -> tuple[Relation | None, Region]:
-        """Return the relation that a region shows, and the form of it that does."""
+        """Return the relation that a region proves, and the form of the region that does."""
         found, shown = self._test_as_given(region)
         if found is not None and found.equal:
             return found, shown

@@ -1,8 +1,8 @@
-"""Whether the numbers of a stored constant reach, as they are, a computation with more bits.
+"""Whether the numbers of a stored constant reach a computation with more bits unchanged.
 
-The roundings of an edit are then larger than all others of the model: a half float behind a Cast to
-float32.  Which operator passes numbers on is asked of no table: a node is run on numbers that have
-no more bits than the constant, and may give others with more.
+The roundings of an edit are then larger than all others of the model, as for a half float cast to
+float32. No table of operators is consulted: a node is run on numbers with no more bits than the
+constant, and may return numbers with more.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ from onnxfold.proof.sizes import SAMPLINGS, Drawn
 
 
 class Widening:
-    """Answers about the rewritten model; ``region_of`` gives the region of one node."""
+    """Facts about the rewritten model; ``region_of`` returns the region of one node."""
 
     def __init__(self, after: ModelInfo, region_of: Callable[[ir.Value], Region]):
         self._region_of = region_of
@@ -30,9 +30,9 @@ class Widening:
         self._most = max((digits(value.dtype) for value in outputs), default=0)
 
     def reader_of(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
-        """Return what is computed in a wider type from the numbers of a constant, None if nothing.
+        """Return a value computed in a wider type from the numbers of a constant, or None.
 
-        Where a node cannot be tested, its results may hold them.
+        If a node cannot be tested, its results are assumed to contain them.
         """
         if not 0 < digits(dtype) < self._most:
             return None
@@ -55,7 +55,7 @@ class Widening:
         return None
 
     def _rounds_to(self, output: ir.Value, dtype: ir.DataType) -> bool:
-        """Whether what computes a value needs more bits than its operands have, and so rounds."""
+        """Whether the operator of a value needs more bits than its operands have, and so rounds."""
         try:
             region = self._region_of(output)
         except Unprovable:
