@@ -154,8 +154,8 @@ class Region:
     ) -> Sizes:
         """Return sizes, reduced for large tensors, excluding numbers that broadcast.
 
-        ``fibers``: requested by the test; requested by the test; never reduced, because some
-        operators fit only tensors of the model's sizes.
+        ``fibers``: requested by the test; ``whole``: never reduced, because some operators fit only
+        tensors of the model's sizes.
         """
         shapes = [leaf.shape for leaf in self.leaves]
         forced = forced or ({} if numbers else broadcast_sizes(shapes))

@@ -1,1 +1,1 @@
-"""What optimize and inspect tell: JSON, the table on the terminal, the HTML page."""
+"""Reports of optimize and inspect: JSON, the table on the terminal, the HTML page."""

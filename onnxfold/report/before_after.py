@@ -1,4 +1,4 @@
-"""What a model consists of and what its norms cost, for the table of before and after."""
+"""The composition of a model and the costs of its norms, for the table of before and after."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -45,23 +45,23 @@ _LABELS = {
 }
 
 _SUMS = {NormKind.RMS_NORM: 1, NormKind.L2_NORM: 1, NormKind.DYT: 0}
-_MOST_NAMED = 8  # inputs or outputs of a line; all stand in the JSON
+_MOST_NAMED = 8  # inputs or outputs per line; the JSON has all
 _SUMS_WITH_MEAN = 3  # the sum of x, x - mean(x), and the sum of squares
 _PRODUCTS = frozenset({"MatMul", "com.microsoft.FusedMatMul", "Gemm", "Conv"})
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A model in numbers; what depends on sizes is for 1 in the place of each free dimension.
+    """A model in numbers; numbers that depend on sizes assume 1 for each free dimension.
 
-    ``opset``: of ONNX's own domain.  ``inputs``, ``outputs``: type and shape by name.
-    ``operators``, ``nodes``: of the main graph and all bodies, as the file has them.
-    ``parameters``, ``weight_bytes``: elements and bytes of all initializers, shared ones once.
-    ``norms``: their number by kind.  ``multiplications``: of MatMul, Gemm and Conv.
+    ``opset``: of ONNX's own domain. ``inputs``, ``outputs``: type and shape by name. ``operators``,
+    ``nodes``: of the main graph and all bodies, as the file has them. ``parameters``,
+    ``weight_bytes``: elements and bytes of all initializers, each shared one counted once.
+    ``norms``: their number by kind. ``multiplications``: of MatMul, Gemm and Conv.
     ``norm_multiplications``, ``norm_additions``: one for each element that is squared, scaled,
-    summed, centred or shifted.  ``norm_bytes``: what the norms read and write, each as one
-    operator: input, gamma, beta, output.  ``unknown_products``, ``unknown_norms``: those
-    whose sizes cannot be told, which these four leave out.
+    summed, centered or shifted. ``norm_bytes``: the bytes that the norms read and write, each as
+    one operator: input, gamma, beta, output. ``unknown_products``, ``unknown_norms``: nodes of
+    unknown size, excluded from these four numbers.
     """
 
     opset: int
@@ -83,7 +83,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """A line of the table: what is counted, before and after."""
+    """A line of the table: the quantity, before and after."""
 
     label: str
     before: int
@@ -91,7 +91,7 @@ class FigureRow:
 
     @property
     def change(self) -> str:
-        """The difference, in percent too where that says more."""
+        """The difference, also in percent if that is informative."""
         difference = self.after - self.before
         if not (self.before and self.after and difference):
             return f"{difference:+,}" if difference else ""
@@ -106,10 +106,10 @@ class _NormCost:
 
 
 def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
-    """Count what a model, which is not changed, consists of; raises ModelError as `prepare`.
+    """Measure a model, which is not changed; raises ModelError as `prepare`.
 
-    ``info``: of a prepared copy, where there is one already.  CRMSNorms count as the parts of their
-    bodies, whether these are calls or stand in the file.
+    ``info``: of a prepared copy, if there is one already. CRMSNorms count as the parts of their
+    bodies, whether called or inlined.
     """
     written = ModelInfo(model)
     operators = Counter(operator(node) for node in written.nodes())
@@ -150,7 +150,7 @@ def before_and_after(
 def document_of(
     before: ir.Model, both: tuple[Figures, Figures], paths: tuple[Path, Path] | None = None
 ) -> dict[str, Any]:
-    """Return the document of what was counted of a model, and of what became of it."""
+    """Return the document of a model's numbers before and after."""
     document: dict[str, Any] = {
         "schema": 1,
         "free_dimensions": sorted(_free_dimensions(before)),
@@ -172,16 +172,16 @@ def _session(path: Path) -> dict[str, Any]:
 
 
 def figure_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
-    """Return the table of before and after; operators that stay as many where ``every`` is true."""
+    """Return the table of before and after; with unchanged operators if ``every`` is true."""
     rows = session_rows(document, every=every)
     inside = [FigureRow(f"session: {row.label}", row.before, row.after) for row in rows[1:]]
     return [*file_rows(document, every=every), *rows[:1], *inside]
 
 
 def file_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]:
-    """Return the part of the table that the files are counted for."""
+    """Return the part of the table about the files."""
     before, after = (document[side] for side in _SIDES)
-    # Sums that leave out more on one side than on the other cannot be set side by side.
+    # Sums with different omissions on the two sides cannot be compared.
     rows = [
         FigureRow(label, before[key], after[key])
         for key, label in _LABELS.items()
@@ -202,7 +202,7 @@ def session_rows(document: Mapping[str, Any], *, every: bool) -> list[FigureRow]
 
 
 def figure_notes(document: Mapping[str, Any]) -> list[str]:
-    """Return what the figures of the table stand for, and what they leave out."""
+    """Return what the numbers of the table mean, and what they exclude."""
     notes = []
     if document["free_dimensions"]:
         sizes = ", ".join(document["free_dimensions"])
@@ -220,7 +220,7 @@ def figure_notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def refusal_notes(document: Mapping[str, Any]) -> list[str]:
-    """Return why there are no sessions, in one line where both models have the same reason."""
+    """Return why sessions are missing, in one line if both models have the same reason."""
     refusals = {side: document[side].get("session_refusal") for side in _SIDES}
     if len(set(refusals.values())) == 1:
         return [reason for reason in set(refusals.values()) if reason]
@@ -228,7 +228,7 @@ def refusal_notes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _interface_notes(document: Mapping[str, Any]) -> list[str]:
-    """Return what goes into and comes out of the models: in one line where both have the same."""
+    """Return the inputs and outputs of the models, in one line if both have the same."""
     before, after = (
         f"opset {side['opset']}, IR version {side['ir_version']}; "
         f"inputs: {_named(side['inputs'])}; outputs: {_named(side['outputs'])}"
@@ -257,13 +257,13 @@ def _tensors(graph: ir.Graph) -> Iterable[ir.TensorProtocol]:
 
 
 def _free_dimensions(model: ir.Model) -> frozenset[str]:
-    """Return the symbols of the inputs: those that inference makes up may stand for any size."""
+    """Return the symbols of the inputs; symbols made up by inference may be any size."""
     shapes = (declared_shape(value) or () for value in model.graph.inputs)
     return frozenset(dim for shape in shapes for dim in shape if isinstance(dim, str))
 
 
 def _elements(shape: Shape | None, free: frozenset[str]) -> int | None:
-    """Return the number of elements for 1 in the place of each free dimension."""
+    """Return the number of elements, with 1 for each free dimension."""
     product = None if shape is None else extent(shape)
     return product.factor if product is not None and free.issuperset(product.symbols) else None
 
@@ -279,14 +279,14 @@ def _products(info: ModelInfo) -> Iterable[ir.Node]:
 
 
 def _multiplications(info: ModelInfo, node: ir.Node, free: frozenset[str]) -> int | None:
-    """Return elements of the result, times the length of the sum behind each of them."""
+    """Return the number of elements of the result times the length of each one's sum."""
     results = _elements(info.shape(node.outputs[0]), free)
     terms = _elements(_summed(info, node), free)
     return None if results is None or terms is None else results * terms
 
 
 def _summed(info: ModelInfo, node: ir.Node) -> Shape | None:
-    """Return the dimensions that a product sums over."""
+    """Return the dimensions over which a product sums."""
     if node.op_type == "Conv":
         weight = info.shape(node.inputs[1])
         return None if weight is None else weight[1:]
@@ -298,7 +298,7 @@ def _summed(info: ModelInfo, node: ir.Node) -> Shape | None:
 
 
 def _norm_cost(info: ModelInfo, norm: NormSite, free: frozenset[str]) -> _NormCost | None:
-    """Return what one norm computes and moves; None where a size is unknown."""
+    """Return what one norm computes and moves; None if a size is unknown."""
     elements = _elements(info.shape(norm.input), free)
     dtype = norm.input.dtype
     if elements is None or dtype is None:

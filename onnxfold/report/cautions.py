@@ -1,4 +1,4 @@
-"""What a user must be told of a result, whatever else is left unsaid: one sentence each."""
+"""Facts about a result that a user must know even in quiet mode, one sentence each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from onnxfold.report import sentences
 
 
 def unmatched(exclude: str, norms: Iterable[str]) -> Iterator[str]:
-    """Yield that a pattern leaves nothing out, where none of the names of norms matches it."""
+    """Yield a warning for a pattern that matches no name of a norm."""
     if not any(re.search(exclude, name) for name in norms):
         yield f"warning: --exclude {exclude!r} matches the name of no norm"
 
 
 def of_norms(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is amiss with what was asked, by the document of ``inspect``."""
+    """Yield faults of the request, from the document of ``inspect``."""
     if document.get("unmatched_exclude") is not None:
         yield from unmatched(document["unmatched_exclude"], ())
 
 
 def of_plan(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the result of a run costs, and what was left out of it."""
+    """Yield costs of the result of a run, and what was left out of it."""
     if report["inspect"].get("range_warnings"):
         yield sentences.widest(report["inspect"]["range_warnings"])
     for left in report.get("left_out", ()):
@@ -33,7 +33,7 @@ def of_plan(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_check(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield of which outputs a comparison says less than of others."""
+    """Yield the outputs for which a comparison is weaker than for others."""
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     noisy = [row for row in outputs if row["relative_noise"] is None or row["relative_noise"] > FAR]
     if noisy:
@@ -60,7 +60,7 @@ def of_result(report: Mapping[str, Any]) -> list[str]:
 
 
 def of_deployment(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a model in a repository lacks, though it needs it, and what was not tried."""
+    """Yield what a model in a repository needs but lacks, and what was not tried."""
     document = report["triton"]
     if document["without_kernels"] is not None and report["output"]["functions"]:
         yield f"no kernels: {document['without_kernels']}"

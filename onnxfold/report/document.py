@@ -1,4 +1,4 @@
-"""The report: the JSON document, which every other form is made from, and its files."""
+"""The JSON document of a report, from which every other form is made, and its files."""
 
 import json
 import re
@@ -26,10 +26,9 @@ def inspection(
 ) -> dict[str, Any]:
     """Return the document of ``inspect --json``; its fields are a contract.
 
-    ``claims``: the shapes that the model declares and nothing confirms, the worst first, and those
-    of outputs that are untrue;
-    ``exclude``: the names that were to be left alone; ``unsplit``: why operators that hold a norm
-    beside other work could not be taken apart; ``twice``: the weights that are stored so.
+    ``claims``: the declared shapes that inference cannot confirm, the worst first, and false ones
+    of outputs; ``exclude``: the names to leave alone; ``unsplit``: why operators that contain a
+    norm and other work could not be split; ``twice``: the weights stored twice.
     """
     plan, found = findings.plan, findings.description
     norms = _norms(findings)
@@ -83,10 +82,10 @@ def inspection(
 
 
 def _prices(findings: Findings) -> dict[str, Any]:
-    """Return how many operators more a session executes at most, and what is paid and got for it.
+    """Return how many more operators a session executes at most, their cost and the gain.
 
-    Microseconds of one thread, for 1 in the place of each size that is free; what is free in size
-    takes ``operator_us`` for each operator besides.
+    Microseconds of one thread, with 1 for each free size; with free sizes, each operator costs
+    ``operator_us`` in addition.
     """
     plan, sums = findings.plan, findings.sums
     return {
@@ -98,7 +97,7 @@ def _prices(findings: Findings) -> dict[str, Any]:
 
 
 def _excluded(findings: Findings) -> list[dict[str, Any]]:
-    """Return what ONNX Runtime's transformers optimizer may fuse and may not behind the folds."""
+    """Return what ONNX Runtime's transformers optimizer may fuse after folding, and what not."""
     names = {row["ref"]: row["name"] for row in findings.description.norms}
     folded = {fold.output for fold in findings.plan.folds}
     attentions = [
@@ -114,20 +113,20 @@ def _excluded(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _unmatched(norms: Sequence[Mapping[str, Any]], exclude: re.Pattern[str] | None) -> str | None:
-    """Return the pattern of ``--exclude`` where no norm has such a name."""
+    """Return the pattern of ``--exclude`` if no norm has a matching name."""
     if exclude is None or any(exclude.search(row["name"]) for row in norms):
         return None
     return exclude.pattern
 
 
 def _folds_of_others(findings: Findings) -> int:
-    """Count the norms that fold and are no LayerNorms."""
+    """Count the folded norms other than LayerNorms."""
     kinds = {row["ref"]: row["kind"] for row in findings.description.norms}
     return sum(kinds.get(fold.output) != NormKind.LAYER_NORM for fold in findings.plan.folds)
 
 
 def _norms(findings: Findings) -> list[dict[str, Any]]:
-    """Return one row for each norm that the model came with."""
+    """Return one row for each norm of the original model."""
     plan = findings.plan
     folds = {fold.output: fold for fold in plan.folds}
     fusions = {fusion.output: fusion for fusion in plan.fusions}
@@ -139,7 +138,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
         reason, stays = findings.refusals.get(ref), findings.affine_refusals.get(ref)
         if (
             fold is None and ref not in findings.remaining
-        ):  # a DyT without its affine part is a tanh
+        ):  # without its affine part a DyT is a tanh
             sentence = f"{known['kind']} does not subtract the mean"
             reason = Refusal(RefusalCode.NOT_CENTRED_NORM, sentence)
         row = {key: part for key, part in known.items() if key not in ("ref", "affine")}
@@ -172,7 +171,7 @@ def _norms(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _conversion(findings: Findings, ref: str) -> str | None:
-    """Return what `convert` makes of a norm that does not fold at once, None where it stays."""
+    """Return the conversion of a norm that does not fold by itself; None if it is unchanged."""
     if ref in (findings.restored or ()):
         return "layer_norm"
     if ref in (findings.compressed or ()):
@@ -191,15 +190,15 @@ def _action(known: Mapping[str, Any], *, folded: bool, in_place: bool) -> str:
 def write_report(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report as JSON, or as one self-contained HTML page.
 
-    Raises ModelError when the file cannot be written.
+    Raises ModelError if the file cannot be written.
     """
     write_text(path, json.dumps(report, indent=2) if path.suffix == ".json" else page(report))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the text of a report; raises ModelError when the file cannot be written."""
+    """Write the text of a report; raises ModelError if the file cannot be written."""
     try:
-        # A name of a file may hold bytes that are no UTF-8.
+        # A file name may contain bytes that are not UTF-8.
         path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""The picture of a report: the blocks of a model, and in them its streams, norms and weights."""
+"""The picture of a report: the blocks of a model with their streams, norms and weights."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,18 +24,18 @@ BECOMES = {
     "keep": "as written",
 }
 _NUMBERED = re.compile(r"(.*\.\d+)(?=\.)")
-_MOST_WEIGHTS = 4  # of one step; the row of the norm has them all
+_MOST_WEIGHTS = 4  # of one step; the row of the norm has all
 _MOST_NORMS = 12  # of a block without a name
 
 
 @dataclass(slots=True)
 class _Step:
-    """A row of a block: a norm, or the weights that are centred for it."""
+    """A row of a block: a norm, or the weights that are centered for it."""
 
     index: int
     norm: Mapping[str, Any]
     block: str | None
-    writers: Sequence[str] = ()  # none: the norm itself
+    writers: Sequence[str] = ()  # empty for the norm itself
 
 
 @dataclass(slots=True)
@@ -47,19 +47,19 @@ class _Streams:
     last: dict[int, int] = field(default_factory=dict)
 
     def at(self, place: int) -> Iterator[int]:
-        """Yield the streams that run through a step."""
+        """Yield the streams that pass through a step."""
         return (s for s in self.first if self.first[s] <= place <= self.last[s])
 
 
 def fate_of(norm: Mapping[str, Any]) -> str:
-    """Return what became of a norm: folded, fused or kept."""
+    """Return the outcome for a norm: folded, fused or kept."""
     if folds(norm):
         return "folded"
     return "kept" if norm["action"] == "keep" else "fused"
 
 
 def drawing(norms: Sequence[Mapping[str, Any]]) -> str:
-    """Return the picture: blocks from input to output, in each its streams from top to bottom."""
+    """Return the picture: blocks from input to output, with streams from top to bottom."""
     if not norms:
         return ""
     steps = _steps(norms)
@@ -89,7 +89,7 @@ def drawing(norms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _steps(norms: Sequence[Mapping[str, Any]]) -> list[_Step]:
-    """Return the steps of all norms, the weights of each before it, with the blocks they are in."""
+    """Return the steps of all norms, each after its weights, with the blocks that contain them."""
     own = [_block_of(norm) for norm in norms]
     blocks = sorted({block for block in own if block}, key=len, reverse=True)
     steps: list[_Step] = []
@@ -100,7 +100,7 @@ def _steps(norms: Sequence[Mapping[str, Any]]) -> list[_Step]:
             next((block for block in blocks if name.startswith(f"{block}.")), None)
             for name in writers
         ]
-        # A weight whose name says nothing is where the others of its norm are.
+        # A weight without a telling name is placed with the other weights of its norm.
         nameless = next(filter(None, found), None if any("." in w for w in writers) else previous)
         placed = zip(writers, found, strict=True)
         homes = [(w, home or (None if "." in w else nameless)) for w, home in placed]
@@ -112,14 +112,14 @@ def _steps(norms: Sequence[Mapping[str, Any]]) -> list[_Step]:
 
 
 def _block_of(norm: Mapping[str, Any]) -> str | None:
-    """Return the numbered module that a norm is in, None for one outside of all."""
+    """Return the numbered module that contains a norm, or None."""
     path = norm["module"] or norm["name"].strip("/").replace("/", ".")
     found = _NUMBERED.match(path.rpartition(".")[0] + ".")
     return found[1] if found else None
 
 
 def _blocks(steps: Sequence[_Step]) -> list[list[tuple[int, _Step]]]:
-    """Divide steps at the borders of blocks, and what is in none after so many norms."""
+    """Split the steps at the borders of blocks, and steps outside of blocks by number."""
     groups = []
     for block, run in groupby(enumerate(steps), key=lambda numbered: numbered[1].block):
         group: list[tuple[int, _Step]] = []
@@ -135,7 +135,7 @@ def _blocks(steps: Sequence[_Step]) -> list[list[tuple[int, _Step]]]:
 
 
 def _titles(blocks: Sequence[tuple[str | None, Sequence[tuple[int, _Step]]]]) -> list[str]:
-    """Name each block after its module, and what is in none after where it stands."""
+    """Name each block after its module, and the others after their place."""
     named = [place for place, (name, _) in enumerate(blocks) if name]
     titles = []
     for place, (name, group) in enumerate(blocks):
@@ -172,7 +172,7 @@ def _row(place: int, step: _Step, streams: _Streams, block: str | None) -> str:
 
 
 def _line(place: int, stream: int, streams: _Streams) -> str:
-    """Return a stream's part of a step; one that has this step alone comes from above."""
+    """Return a stream's part of a step; if this is its only step, it comes from above."""
     first, last = streams.first[stream], streams.last[stream]
     ends = " begins" * (first == place < last) + " ends" * (last == place)
     return f'<i class="lane{ends}" style="--lane:{streams.lanes[stream]}"></i>'
@@ -206,12 +206,12 @@ def _norm(step: _Step, lane: int, block: str | None) -> str:
 
 
 def _within(block: str | None, name: str) -> str:
-    """Return a name without that of the block that it is shown in."""
+    """Return a name without the prefix of the block in which it appears."""
     return name.removeprefix(f"{block}.") if block else name
 
 
 def _lanes(numbers: Sequence[int]) -> dict[int, int]:
-    """Give each stream the first lane that is free from its first norm to its last."""
+    """Assign each stream the first lane that is free from its first norm to its last."""
     last = {stream: index for index, stream in enumerate(numbers)}
     lanes: dict[int, int] = {}
     ends: list[int] = []

@@ -1,7 +1,7 @@
-"""Tables for a terminal: columns fit its width, and nothing is cut in the middle of a word.
+"""Tables for a terminal: columns fit its width, and no word is cut.
 
-Names in a model may be longer than a terminal is wide. Such a name loses its middle, or is written
-in full over several rows.
+Names in a model may be longer than a terminal is wide. The middle of such a name is omitted, or it
+is written in full over several rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def print_table(
     names: Collection[int] = (),
     full: bool = False,
 ) -> None:
-    """Print rows under headings, of which those of ``numbers`` stand last and to the right.
+    """Print rows under headings; the columns ``numbers`` are last and aligned right.
 
-    ``names``: the columns of names, which are shortened where a table does not fit, or are broken
-    between their parts where they are to be ``full``.  Headings that are all empty are left out.
+    ``names``: the columns of names, which are shortened if a table does not fit, or broken between
+    their parts if they must be ``full``. Empty headings are left out.
     """
     from rich.table import Table
     from rich.text import Text
@@ -55,7 +55,7 @@ def print_table(
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text whose words have so many characters at most; the middle of long ones goes."""
+    """Return a text with words of at most so many characters; long ones lose their middle."""
     head = (most - 1) // 2
     tail = most - 1 - head
     return " ".join(
@@ -65,7 +65,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Return the lines of a text, which end after a word or between the parts of a name."""
+    """Return the lines of a text, broken after a word or between the parts of a name."""
     lines = [""]
     for word in re.split(r"(?<= )", text):
         pieces = [word] if len(word.rstrip()) <= width else _PIECE.findall(word)
@@ -84,7 +84,7 @@ def _widths(
     *,
     full: bool,
 ) -> list[int]:
-    """Return the widths of columns; those of names are the first to have less than they want."""
+    """Return the widths of columns; the columns of names shrink first."""
     whole, least = [], []
     for index, heading in enumerate(headings):
         texts = [heading, *(row[index].plain for row in rows)]
@@ -100,7 +100,7 @@ def _widths(
 
 
 def _widened(widths: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Widen columns, the narrowest first, until all are whole or there is no more room."""
+    """Widen columns, the narrowest first, until all fit their content or no room is left."""
     widths = list(widths)
     for _ in range(room - sum(widths)):
         narrow = [i for i, width in enumerate(widths) if width < most[i]]
@@ -120,7 +120,7 @@ def _fitted(row: Sequence[Text], widths: Sequence[int], names: Collection[int]) 
 
 
 def _lines(row: Sequence[Text], widths: Sequence[int]) -> list[list[Text]]:
-    """Return a row as several, each a line high, of which the first begins every cell."""
+    """Split a row into rows of one line each; the first has the start of every cell."""
     from rich.text import Text
 
     columns = [broken(cell.plain, width) for cell, width in zip(row, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""The report of optimize as one HTML page that needs nothing else: no network, no other file."""
+"""The report of optimize as one self-contained HTML page: no network, no other file."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _TRUTHS = {
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Return the page for the JSON report of ``optimize``; whatever it names is escaped."""
+    """Return the page for the JSON report of ``optimize``; all names are escaped."""
     report = plain(report)
     norms: Sequence[Mapping[str, Any]] = report["inspect"]["norms"]
     counted = report.get("before_after")
@@ -109,7 +109,7 @@ def _facts(name: str, heading: str, facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _session(report: Mapping[str, Any], document: Mapping[str, Any] | None) -> str:
-    """What a session of ONNX Runtime executes before and after."""
+    """Describe what an ONNX Runtime session executes before and after."""
     if document is None or not (rows := session_rows(document, every=True)):
         return ""
     said = [line for line in (sentences.priced(report), sentences.work(document)) if line]
@@ -120,7 +120,7 @@ def _session(report: Mapping[str, Any], document: Mapping[str, Any] | None) -> s
 
 
 def _file(document: Mapping[str, Any] | None) -> str:
-    """What the files hold, before and after."""
+    """Describe the content of the files, before and after."""
     if document is None:
         return ""
     figures = _figures(file_rows(document, every=True), figure_notes(document))
@@ -128,7 +128,7 @@ def _file(document: Mapping[str, Any] | None) -> str:
 
 
 def _figures(rows: Sequence[FigureRow], notes: Sequence[str]) -> str:
-    """A table of before and after: what changes first, the rest on demand, then the notes."""
+    """Return a table of before and after: changes first, the rest on demand, then the notes."""
     same = [row for row in rows if row.before == row.after]
     more = (
         f"<details><summary>{len(same)} that stay the same</summary>{_figure_table(same)}</details>"
@@ -169,7 +169,7 @@ def _norm_table(norms: Sequence[Mapping[str, Any]], measurement: Mapping[str, An
 
 
 def _measured_over(measurement: Mapping[str, Any] | None) -> str:
-    """Link the measurement of the same model, and say what it was measured over."""
+    """Link the measurement of the same model, and name its data."""
     if measurement is None:
         return ""
     path = escape(PurePath(measurement["path"]).as_posix())
@@ -192,7 +192,7 @@ def _norm_row(index: int, norm: Mapping[str, Any], measurement: Mapping[str, Any
 
 
 def _measured(norm: Mapping[str, Any], measurement: Mapping[str, Any] | None) -> str:
-    """What the mean subtraction does over data, where that was measured."""
+    """Describe the effect of the mean subtraction over data, if it was measured."""
     found = None if measurement is None else measurement["norms"].get(norm["name"])
     if found is None or found["angle_uniform"] is None:
         return ""
@@ -218,7 +218,7 @@ def _because(norm: Mapping[str, Any]) -> str:
 
 
 def _reasons(norms: Sequence[Mapping[str, Any]]) -> str:
-    """Every code that a norm has: how many have it, what it means, and what can be done."""
+    """List every code that a norm has: how many have it, its meaning, and the remedy."""
     counts = Counter(norm["reason"]["code"] for norm in norms if norm["reason"])
     if not counts:
         return ""
@@ -232,7 +232,7 @@ def _reasons(norms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _provenance(run: Mapping[str, Any] | None) -> str:
-    """The options, the versions and the date."""
+    """List the options, the versions and the date."""
     if run is None:
         return ""
     facts = [
@@ -244,7 +244,7 @@ def _provenance(run: Mapping[str, Any] | None) -> str:
 
 
 def _affine(norm: Mapping[str, Any]) -> str:
-    """What becomes of gamma and beta."""
+    """Describe where gamma and beta went."""
     parts: Sequence[str] = norm["affine"]
     moved = [part for part in parts if norm[f"{part}_fused"]]
     stay = [part for part in parts if part not in moved]
@@ -258,7 +258,7 @@ def _affine(norm: Mapping[str, Any]) -> str:
 
 
 def _rounding(norm: Mapping[str, Any]) -> str:
-    """Where the original subtracts large numbers and one operator does not."""
+    """Note a norm in which the original subtracts large numbers and one operator does not."""
     if not norm.get("moves_by_rounding"):
         return ""
     return '<div class="affine">results move by rounding, towards the exact ones</div>'
@@ -291,7 +291,7 @@ def _verification(verification: Mapping[str, Any]) -> str:
 
 
 def _errors(outputs: Sequence[Mapping[str, Any]]) -> str:
-    """The errors of each output, on demand."""
+    """List the errors of each output, on demand."""
     rows = "".join(
         f'<tr><th scope="row"><code>{escape(row["name"])}</code></th><td>{escape(row["dtype"])}'
         f"</td>{_number(row['max_abs_error'])}{_number(row['rms_error'])}"
@@ -310,13 +310,13 @@ def _errors(outputs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def in_pieces(verification: Mapping[str, Any]) -> str:
-    """Say in how many pieces the models ran; nothing where they ran whole."""
+    """Describe in how many pieces the models ran; empty if they ran whole."""
     pieces = verification.get("pieces", 1)
     return f", in {pieces} pieces, since the model does not fit in memory" if pieces > 1 else ""
 
 
 def in_batches_of_one(verification: Mapping[str, Any]) -> str:
-    """Say why batches held one; nothing where they held more."""
+    """Explain why batches had one row; empty if they had more."""
     why = verification.get("single")
     return f"compared in batches of one, since others do not run: {why}" if why else ""
 

@@ -1,4 +1,4 @@
-"""What ``inspect`` returns: the document for machines, which shows itself as a table."""
+"""The result of ``inspect``: a document for machines that prints as a table."""
 
 import io
 import shutil
@@ -10,17 +10,18 @@ from onnxfold.wording import worded
 
 
 class Inspection(dict[str, Any]):
-    """What every norm of a model is, and whether it folds; printed, it is a table.
+    """Every norm of a model, and whether it folds; printed, it is a table.
 
-    The fields are those of ``onnxfold inspect --json``, also as a plain dictionary: ``to_dict()``.
+    The fields are the same as in ``onnxfold inspect --json``; ``to_dict()`` returns a plain
+    dictionary.
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document, which JSON can hold."""
+        """Return the document, which is serializable as JSON."""
         return dict(self)
 
     def __repr__(self) -> str:
-        """Return the table of norms, as wide as the terminal, and what becomes of them."""
+        """Return the table of norms, as wide as the terminal, and the totals."""
         from rich.console import Console
 
         from onnxfold.report.printed import print_norms

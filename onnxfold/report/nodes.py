@@ -1,4 +1,4 @@
-"""Models node by node: all nodes of one, and which nodes and weights differ between two."""
+"""Models node by node: all nodes of one, or the nodes and weights that differ between two."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A node or weight that is ``removed``, ``added`` or ``changed``, and what changed."""
+    """A node or weight that is ``removed``, ``added`` or ``changed``, and the difference."""
 
     change: str
     kind: str  # the operator, or "weight"
@@ -26,7 +26,7 @@ class _Change:
 
 
 def node_rows(model: ir.Model) -> list[dict[str, Any]]:
-    """Return every node, in bodies too: its operator, name, inputs, and what it computes."""
+    """Return every node, in bodies too: its operator, name, inputs and outputs."""
     rows = [_described(node) for node in all_nodes(model)]
     return [{"operator": kind, "name": name, "what": what} for kind, name, what in rows]
 
@@ -45,7 +45,7 @@ def node_changes(before: ir.Model, after: ir.Model) -> list[dict[str, Any]]:
 
 
 def type_and_shape(value: ir.Value) -> str:
-    """Return for instance ``float [batch, 3]``; a question mark is for what is not known."""
+    """Return a type with shape such as ``float [batch, 3]``; a question mark is an unknown size."""
     dtype = "?" if value.dtype is None else value.dtype.name.lower()
     shape = declared_shape(value)
     sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
@@ -81,7 +81,7 @@ def _weights(model: ir.Model) -> dict[_Key, ir.Value]:
 
 
 def _counted(names: Iterable[str | None]) -> Iterator[_Key]:
-    """Number names that stand in several bodies."""
+    """Number names that occur in several bodies."""
     seen: Counter[str] = Counter()
     for name in names:
         yield name or "", seen[name or ""]

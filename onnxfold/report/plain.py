@@ -1,4 +1,4 @@
-"""Documents whose names are text: a name in a model may hold anything."""
+"""Documents in which every name is plain text, although names in a model are arbitrary."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,7 +9,7 @@ _Document = TypeVar("_Document")
 
 
 def plain(document: _Document) -> _Document:
-    """Return a document for JSON with what is no visible character escaped in all of its texts."""
+    """Return a document for JSON in which invisible characters are escaped in all texts."""
     return _plain(document)  # type: ignore[return-value]  # every part keeps its type
 
 

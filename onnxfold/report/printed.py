@@ -1,4 +1,4 @@
-"""What the commands print: tables and sentences, made from the documents for machines."""
+"""The output of the commands: tables and sentences, made from the documents for machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BECOMES = {
 def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = False) -> None:
     """Print one row per norm that could fold, the totals, and the reasons tallied.
 
-    Names are shortened to the width of a terminal, unless they are to be ``full``, as is the table.
+    Names are shortened to the width of a terminal unless the table is ``full``.
     """
     from rich.text import Text
 
@@ -46,7 +46,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = F
 
 
 def print_norm_table(console: Console, document: Mapping[str, Any], *, full: bool) -> None:
-    """Print one row per norm; those that nobody would fold where the table is to be ``full``."""
+    """Print one row per norm; those that never fold only if the table is ``full``."""
     from rich.text import Text
 
     rows = [
@@ -58,7 +58,7 @@ def print_norm_table(console: Console, document: Mapping[str, Any], *, full: boo
 
 
 def norm_rows(document: Mapping[str, Any], *, full: bool) -> list[tuple[str, str, str, str, bool]]:
-    """Return the rows of the table of norms, and of each whether it is another norm now."""
+    """Return the rows of the table of norms, each with whether the norm changes."""
     return [
         (
             row["name"],
@@ -73,7 +73,7 @@ def norm_rows(document: Mapping[str, Any], *, full: bool) -> list[tuple[str, str
 
 
 def norm_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return what becomes of all norms, why others stay, and what else is to be said of them."""
+    """Return the totals of all norms, why others stay, and further remarks."""
     total = sentences.totals(document["summary"])
     return [total, *sentences.reasons(document), *sentences.remarks(document)]
 
@@ -81,7 +81,7 @@ def norm_lines(document: Mapping[str, Any]) -> list[str]:
 def print_figures(
     console: Console, document: Mapping[str, Any], *, every: bool, price: str | None = None
 ) -> None:
-    """Print the table of before and after; what stays the same where ``every`` is true."""
+    """Print the table of before and after; with unchanged rows if ``every`` is true."""
     from rich.text import Text
 
     rows = [
@@ -118,7 +118,7 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def print_budget_verification(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the errors of each output beside what the budget allows, and the verdict."""
+    """Print the errors of each output with their limits, and the verdict."""
     from rich.text import Text
 
     rows: list[tuple[str, ...]] = []
@@ -145,7 +145,7 @@ def print_budget_verification(console: Console, document: Mapping[str, Any]) -> 
 
 
 def _print_remarks(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what the models ran on, who is to blame, and known traps."""
+    """Print where the models ran, the nodes at fault, and known traps."""
     from rich.text import Text
 
     for one in document.get("blame", ()):
@@ -160,7 +160,7 @@ _TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the
 
 
 def checked(document: Mapping[str, Any]) -> str:
-    """Return how large the errors of a comparison are, against what, and where it ran."""
+    """Return the size of the errors of a comparison, their reference, and the runtime."""
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
     said = []
     for method, truth in _TRUTHS.items():
@@ -176,13 +176,13 @@ def checked(document: Mapping[str, Any]) -> str:
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The largest of some numbers, of which None is not finite."""
+    """The largest of some numbers, where None means not finite."""
     numbers = [row[key] for row in rows]
     return None if None in numbers else max(numbers)
 
 
 def check_limits(document: Mapping[str, Any]) -> list[str]:
-    """Return of which outputs the comparison says less than of others, and why."""
+    """Return the outputs for which the comparison is weaker than for others, and why."""
     single = in_batches_of_one(document)
     notes = [f"note: {single}"] if single else []
     outputs: Sequence[Mapping[str, Any]] = document["outputs"]
@@ -193,7 +193,7 @@ def check_limits(document: Mapping[str, Any]) -> list[str]:
 
 
 def print_cautions(console: Console, told: Iterable[str]) -> None:
-    """Print what must be told, whatever else is left unsaid."""
+    """Print what must be printed even in quiet mode."""
     from rich.text import Text
 
     for sentence in told:
@@ -201,7 +201,7 @@ def print_cautions(console: Console, told: Iterable[str]) -> None:
 
 
 def print_triton(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what became of the model repository, after the result of optimize."""
+    """Print what happened to the model repository, after the result of optimize."""
     from rich.text import Text
 
     document = report["triton"]

@@ -1,4 +1,4 @@
-"""What ``bench`` prints: times, which model is how many times as fast, and what takes the time."""
+"""The output of ``bench``: times, relative speeds, and the slowest operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUIET = "stop other programs, give --threads a core each, or try --rounds 200"
 
 
 def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the models by letter, one row per model and kernel choice, and what is to be said."""
+    """Print the models by letter, one row per model and kernel choice, and the conclusions."""
     from rich.text import Text
 
     measured: Sequence[Mapping[str, Any]] = document["measurements"]
@@ -51,7 +51,7 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def _letters(measured: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a short name for each model: a letter, and a number behind the 26th."""
+    """Return a short name for each model: a letter, followed by a number from the 27th on."""
     models = dict.fromkeys(row["model"] for row in measured)
     count = len(ascii_uppercase)
     return {

@@ -1,4 +1,4 @@
-"""What ``doctor`` prints of an installation."""
+"""The output of ``doctor`` about an installation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ABSENT = "not built; models run without them, by the bodies of their functions"
 
 
 def print_examination(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what ``runtime.doctor.examine`` found: one line per fact, then the verdict."""
+    """Print the result of ``runtime.doctor.examine``: one line per fact, then the verdict."""
     from rich.text import Text
 
     runtime = document["onnxruntime"]

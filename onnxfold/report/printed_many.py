@@ -1,4 +1,4 @@
-"""What ``optimize`` prints of many models: a row for each, and why some failed."""
+"""The output of ``optimize`` for many models: a row for each, and why some failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONE = "-"
 
 
 def print_many(console: Console, rows: Sequence[FleetRow], *, full: bool, dry_run: bool) -> None:
-    """Print a row for each model, the reasons of failures, and how many there are of each kind."""
+    """Print a row for each model, the reasons of failures, and the totals."""
     from rich.text import Text
 
     results = [_result(row, dry_run=dry_run) for row in rows]

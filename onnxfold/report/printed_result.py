@@ -1,4 +1,4 @@
-"""What `optimize` and `convert` say in the end: gains, what stays, the proof, the file."""
+"""The final output of `optimize` and `convert`: gains, what stays, the proof, the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxfold.report.printed import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LINES = 15  # of a terminal, that all of it takes
+_LINES = 15  # of a terminal, in total
 _MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 4
 _LINES_OF_A_REASON = 2
 _NAME = 28  # characters of a name in a reason
@@ -30,9 +30,9 @@ _CAUTION, _TOTAL = "yellow", "bold"
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of text; one that is ``whole`` is never cut in two, for it is to be copied.
+    """A line of text; one that is ``whole`` is never split, because it is meant to be copied.
 
-    What is ``spare`` is left out where there is no room.
+    ``spare`` lines are dropped if there is not enough room.
     """
 
     text: str
@@ -41,7 +41,7 @@ class _Line:
     spare: bool = False
 
     def height(self, console: Console) -> int:
-        """Return how many lines of a terminal it takes."""
+        """Return how many lines of a terminal it fills."""
         from rich.text import Text
 
         if self.whole:
@@ -52,7 +52,7 @@ class _Line:
 def print_result(
     console: Console, report: Mapping[str, Any], *, verbose: bool, source: Path | None = None
 ) -> None:
-    """Print what a command did: gains, what stays, the proof and the check, the file, what next.
+    """Print the result of a command: gains, what stays, proof and check, the file, what is next.
 
     ``source``: the file that was optimized.  All norms, reasons and numbers: ``verbose``.
     """
@@ -79,7 +79,7 @@ def print_result(
 
 
 def _without_spare(console: Console, lines: Sequence[_Line], room: int) -> list[_Line]:
-    """Leave out what can be, from the end, until there is room for the rest."""
+    """Drop spare lines, from the end, until the rest fits."""
     kept = list(lines)
     for line in reversed([line for line in lines if line.spare]):
         if sum(each.height(console) for each in kept) > room:
@@ -94,7 +94,7 @@ def _print(console: Console, line: _Line) -> None:
 
 
 def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
-    """Yield what became of the norms, and what they and a session do less."""
+    """Yield the changes of the norms, and the savings of norms and session."""
     inspect = report["inspect"]
     yield _Line(sentences.totals(inspect["summary"]) if inspect["norms"] else "no norms", _TOTAL)
     counted = report.get("before_after")
@@ -105,7 +105,7 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
 
 
 def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:
-    """Return as many reasons as there is room for, the first ones in full, the others by code."""
+    """Return as many reasons as fit, the first ones in full, the others by code."""
     brief = [_Line(_brief(console, reason.text)) for reason in reasons]
     for number in range(len(brief), 0, -1):
         lines = [*brief[:number], *_by_code(reasons[number:])]
@@ -122,7 +122,7 @@ def _by_code(reasons: Sequence[_Line]) -> list[_Line]:
 
 
 def _brief(console: Console, reason: str) -> str:
-    """Return a reason that fits few lines of a terminal: names lose their middle, then its end."""
+    """Return a reason that fits in a few lines: names lose their middle, then it loses its end."""
     room = _LINES_OF_A_REASON * console.width
     if len(reason) <= room:
         return reason
@@ -135,7 +135,7 @@ def _brief(console: Console, reason: str) -> str:
 
 
 def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
-    """Yield what else must be told, the evidence, and where the file is."""
+    """Yield the cautions, the evidence, and the location of the file."""
     inspect = report["inspect"]
     told = (*cautions.of_norms(inspect), *cautions.of_plan(report))
     yield from (_Line(caution, _CAUTION) for caution in told)
@@ -166,7 +166,7 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[_Line]:
 
 
 def _output(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
-    """Yield where the file is, what it asks for, and how to measure what it gains."""
+    """Yield the location of the file, its requirements, and how to measure the gain."""
     written = report["output"]
     unchanged = "" if report["changed"] else ", unchanged"
     path = f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes{unchanged}"

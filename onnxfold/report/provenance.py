@@ -1,4 +1,4 @@
-"""Where a report comes from: the input and its hash, the versions, the options, the date."""
+"""The origin of a report: the input and its hash, the versions, the options, the date."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ _PACKAGES = ("onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu")
 
 
 def provenance(model: Path, options: Mapping[str, str]) -> dict[str, Any]:
-    """Return what one needs to make a report again; ``options``: those that are not the default.
+    """Return what is needed to produce a report again; ``options``: those that are not the default.
 
-    The hash is that of the model file: weights in data files are not part of it.  The date is that
-    of SOURCE_DATE_EPOCH where that is set, as reproducible builds ask.
+    The hash is the model file's; weights in data files are not included. The date is
+    SOURCE_DATE_EPOCH if it is set, as reproducible builds require.
 
-    Raises ModelError when the file cannot be read.
+    Raises ModelError if the file cannot be read.
     """
     sha256, size = digest(model)
     return {
@@ -37,7 +37,7 @@ def _versions() -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            continue  # an option that is not there
+            continue  # a missing option
     return found
 
 

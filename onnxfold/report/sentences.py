@@ -10,7 +10,7 @@ _KINDS_WITHOUT_MEAN = {"rms_norm": "RMSNorm", "l2_norm": "L2 norm", "dyt": "DyT"
 
 
 def totals(summary: Mapping[str, Any]) -> str:
-    """Return the one line that says what became of the norms."""
+    """Return the one line that sums up what happened to the norms."""
     layer_norms = counted(summary["layer_norms"], "LayerNorm")
     verb = "folds" if summary["layer_norms"] == 1 else "fold"
     left = summary.get("left_foldable", 0)
@@ -54,7 +54,7 @@ def totals(summary: Mapping[str, Any]) -> str:
 
 
 def _of_channels(summary: Mapping[str, Any]) -> str:
-    """Say how many norms read or give another number of channels."""
+    """Count the norms that read or write another number of channels."""
     said = ""
     if summary.get("compressed") is not None:
         said += f", {summary['compressed']} of {counted(summary['norms'], 'norm')} to CRMSNorm"
@@ -66,7 +66,7 @@ def _of_channels(summary: Mapping[str, Any]) -> str:
 
 
 def priced(report: Mapping[str, Any]) -> str | None:
-    """Return the line on a session that executes more operators, and why; None for no such one."""
+    """Return the line on a session that executes more operators, and why, or None."""
     sides = [report.get("before_after", {}).get(side, {}) for side in ("before", "after")]
     before, after = (side.get("session_operators") for side in sides)
     more = 0 if None in (before, after) else sum(after.values()) - sum(before.values())
@@ -84,7 +84,7 @@ def priced(report: Mapping[str, Any]) -> str | None:
 
 
 def roundings(summary: Mapping[str, Any]) -> str | None:
-    """Return the line on norms whose results move, towards the exact ones; None without any."""
+    """Return the line on norms whose results move towards the exact ones, or None."""
     number = summary.get("moved_by_rounding", 0)
     if not number:
         return None
@@ -95,7 +95,7 @@ def roundings(summary: Mapping[str, Any]) -> str | None:
 
 
 def alignment(norms: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the line on what rows of d - 1 numbers are multiples of; None without any."""
+    """Return the line on the alignment of rows of d - 1 numbers, or None."""
     sizes = sorted({norm["size"] for norm in norms if norm["action"] == "crms"})
     if not sizes:
         return None
@@ -113,7 +113,7 @@ def _alignment_of(size: int) -> int:
 
 
 def claimed(document: Mapping[str, Any]) -> str | None:
-    """Return the line on shapes that only the model's own declarations tell; None without any."""
+    """Return the line on shapes that are only declared by the model, or None."""
     claims = document.get("claimed_shapes")
     if not claims or not claims["count"]:
         return None
@@ -127,7 +127,7 @@ def claimed(document: Mapping[str, Any]) -> str | None:
 
 
 def untrue(document: Mapping[str, Any]) -> list[str]:
-    """Return a line on each output whose declared shape is left out, since it is not true."""
+    """Return a line on each output whose declared shape is left out because it is false."""
     claims = document.get("claimed_shapes", {}).get("untrue", ())
     return [
         f"output '{each['value']}' is declared {_sizes(each['claimed'])}, which is untrue and left "
@@ -145,7 +145,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def blamed(one: Mapping[str, Any]) -> str:
-    """What is known of a node at fault, in one line."""
+    """Describe a node at fault in one line."""
     alone, result, read = (
         "not finite" if one[key] is None else f"{one[key]:.2g}"
         for key in ("alone", "error_out", "error_in")
@@ -161,12 +161,12 @@ def blamed(one: Mapping[str, Any]) -> str:
 
 
 def folds(row: Mapping[str, Any]) -> bool:
-    """Whether a norm becomes RMSNorm, also where it is then deferred or compressed."""
+    """Whether a norm becomes RMSNorm, including norms that are then deferred or compressed."""
     return row["foldable"] and row["action"] not in ("keep", "fused_layer_norm")
 
 
 def work(document: Mapping[str, Any]) -> str | None:
-    """Return the line on what norms compute less; None where that cannot be told, or stays."""
+    """Return the line on the work that norms save; None if it is unknown or unchanged."""
     before, after = document["before"], document["after"]
     if before["unknown_norms"] or after["unknown_norms"]:
         return None
@@ -182,7 +182,7 @@ def work(document: Mapping[str, Any]) -> str | None:
 
 
 def sessions(document: Mapping[str, Any]) -> str | None:
-    """Return the line on what sessions execute; None where there are none to compare."""
+    """Return the line on what sessions execute, or None."""
     before, after = (document[side].get("session_operators") for side in ("before", "after"))
     if before is None or after is None:
         return None
@@ -192,7 +192,7 @@ def sessions(document: Mapping[str, Any]) -> str | None:
 
 
 def file_nodes(document: Mapping[str, Any]) -> str:
-    """Return the line on the nodes of the file, which a session joins again."""
+    """Return the line on the nodes of the file, which a session fuses again."""
     before, after = document["before"], document["after"]
     line = f"file: {after['nodes']:,} nodes, {before['nodes']:,} before"
     spelled = after["operators"].get("Pow", 0) > before["operators"].get("Pow", 0)
@@ -223,7 +223,7 @@ _PLACES = {
 
 
 def _scale_went(deferral: Mapping[str, Any]) -> str:
-    """Say where the scale of a deferred norm went, and what that saves."""
+    """Describe where the scale of a deferred norm went, and the savings."""
     places = [
         f"{said} {', '.join(deferral[key])}" for key, said in _PLACES.items() if deferral[key]
     ]
@@ -234,7 +234,7 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
 
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each code of refusal: how often, and the sentence of the first norm."""
+    """Return a line for each refusal code: its count, and the sentence of the first norm."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for row in norms:
@@ -256,13 +256,13 @@ def reasons(document: Mapping[str, Any]) -> list[str]:
 
 
 def without_sentence(line: str) -> str:
-    """Return the start of a line on what stays: how many, and the code of the reason."""
+    """Return the start of a line on what stays: the count, and the code of the reason."""
     first, *others = line.split(": ", 2)
     return f"{first}: {others[0]}" if first.endswith((" stay", " stays")) else first
 
 
 def remarks(document: Mapping[str, Any]) -> list[str]:
-    """Return what else is to be said of the norms and of the model."""
+    """Return further remarks on the norms and on the model."""
     said = (
         roundings(document["summary"]),
         alignment(document["norms"]),
@@ -274,19 +274,19 @@ def remarks(document: Mapping[str, Any]) -> list[str]:
 
 
 def _of_norm(reason: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Return a reason, with the name of the norm where it does not name it."""
+    """Return a reason, with the name of the norm unless it contains it."""
     sentence, name = reason["sentence"], f"'{row['name']}'"
     return str(sentence) if name in sentence else f"{sentence} (norm {name})"
 
 
 def without_mean(row: Mapping[str, Any]) -> bool:
-    """Whether a norm is of a kind that subtracts no mean, so that nobody would fold it."""
+    """Whether a norm is of a kind without mean subtraction, which never folds."""
     kept = row["reason"] is not None and row["reason"]["code"] in _NO_MEAN
     return kept and row["kind"] in _KINDS_WITHOUT_MEAN and row["deferral"] is None
 
 
 def meanless(norms: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the one line on norms that nobody would fold; None where there are none."""
+    """Return the one line on norms that never fold, or None."""
     kinds = Counter(_KINDS_WITHOUT_MEAN[row["kind"]] for row in norms if without_mean(row))
     if not kinds:
         return None
@@ -295,7 +295,7 @@ def meanless(norms: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each reason why gammas and betas stay: how many, and why the first do."""
+    """Return a line for each reason why gammas and betas stay: the count, and a sentence."""
     counts: dict[str, Counter[str]] = {}
     first: dict[str, str] = {}
     for row in norms:
@@ -311,7 +311,7 @@ def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def scales_staying(kept: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each reason why scales stay that a linear layer could take."""
+    """Return a line for each reason why scales stay that a linear layer could absorb."""
     counts = Counter(row["reason"]["code"] for row in kept)
     first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(kept)}
     return [
@@ -321,7 +321,7 @@ def scales_staying(kept: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def twice(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the line on weights that are stored more than once, and the way out; None for none."""
+    """Return the line on weights that are stored several times, and the remedy, or None."""
     if not rows:
         return None
     first, second = rows[0]["weights"][:2]
@@ -341,7 +341,7 @@ def _parts(found: Mapping[str, int]) -> str:
 
 
 def proved(proof: Mapping[str, Any]) -> str:
-    """Return the line on what was shown from the weights."""
+    """Return the line on what was proved from the weights."""
     norms, weights = proof["folded_norms"], changed_weights(proof)
     if not norms and weights.startswith("0 "):
         return "proved from the weights: the same function"
@@ -358,7 +358,7 @@ def changed_weights(proof: Mapping[str, Any]) -> str:
 
 
 def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line for all weights whose range grows: how many, and the worst."""
+    """Return one line for all weights whose range grows: the count, and the worst."""
     worst = max(warnings, key=lambda warning: warning["widening"])
     others = f", the most of {counted(len(warnings), 'weight')}" if len(warnings) > 1 else ""
     return (

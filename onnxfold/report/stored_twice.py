@@ -1,4 +1,4 @@
-"""Weights that a model holds more than once, which other tools store once."""
+"""Weights that a model stores more than once, and other tools store once."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
@@ -10,15 +10,15 @@ from onnxfold.graph.traversal import all_graphs
 
 _Named: TypeAlias = tuple[str, ir.TensorProtocol]
 
-LEAST_SHARE = 0.02  # of all weights, that the copies take
-_SMALLEST = 0.001  # of all weights, that one takes which is looked at
-_COMPARED = 64  # elements at the start of a weight, which differ in nearly all that are not equal
+LEAST_SHARE = 0.02  # the least share of all weights in the copies
+_SMALLEST = 0.001  # the least share of all weights in a weight that is examined
+_COMPARED = 64  # elements at the start of a weight, which differ in nearly all unequal ones
 
 
 def stored_twice(model: ir.Model) -> list[dict[str, Any]]:
-    """Return the weights that hold equal numbers, the most bytes first: their names and sizes.
+    """Return the weights with equal numbers, the most bytes first: their names and sizes.
 
-    ``share`` is the part of all weights that the copies are, at least :data:`LEAST_SHARE`.
+    ``share`` is the copies' share of all weights, at least :data:`LEAST_SHARE`.
     """
     tensors: dict[object, _Named] = {}
     for graph in all_graphs(model):
@@ -38,14 +38,14 @@ def stored_twice(model: ir.Model) -> list[dict[str, Any]]:
 
 
 def _place(tensor: ir.TensorProtocol) -> object:
-    """Return where a tensor is stored; two that are stored at one place are stored once."""
+    """Return the place where a tensor is stored; two tensors at one place are stored once."""
     if isinstance(tensor, ir.ExternalTensor):
         return (tensor.path, tensor.offset)
     return id(tensor)
 
 
 def _equal(tensors: Iterable[_Named]) -> Iterator[list[_Named]]:
-    """Yield the tensors of equal numbers, where there are several."""
+    """Yield groups of several tensors with equal numbers."""
     alike: dict[object, list[list[_Named]]] = {}
     for name, tensor in tensors:
         start = numbers_key(tensor.numpy().reshape(-1)[:_COMPARED])
