@@ -1,5 +1,5 @@
-"""The command line: `application` registers the commands, each in a module of its name.
+"""The command line: `application` registers the commands, each in the module of its name.
 
-Nothing heavy is imported before a command needs it; this package imports nothing by itself, for the
-process that waits for a command needs `guard` alone.
+Nothing slow is imported before a command needs it; this package itself imports nothing, because the
+process that waits for a command needs only `guard`.
 """

@@ -1,4 +1,4 @@
-"""The application: its commands, the options before them, and what a failure looks like."""
+"""The application: its commands, the options before them, and how a failure appears."""
 
 import errno
 import faulthandler
@@ -37,7 +37,7 @@ from onnxfold.wording import naming_flags
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _UNFIT_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
-_NO_READER = 141  # 128 + SIGPIPE: what a shell sees of other tools, too
+_NO_READER = 141  # 128 + SIGPIPE, as a shell sees from other tools too
 
 app = typer.Typer(
     name="onnxfold",
@@ -102,7 +102,7 @@ def _common(
 
 
 def _read_project_file(context: typer.Context) -> None:
-    """Let a file of the working folder give options, and say in a line which it gives here."""
+    """Read options from a file in the working folder, and report in a line which apply."""
     commands = getattr(context.command, "commands", {})  # the group of all commands
     found = project_options(commands)
     if found is None:
@@ -143,7 +143,7 @@ def fail(error: OnnxfoldError) -> NoReturn:
 
 
 def _is_nowhere() -> bool:
-    """Whether the folder that the command works in was removed: no relative path means a file."""
+    """Whether the working folder was removed, so that relative paths are invalid."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -156,9 +156,9 @@ def _verbose() -> bool:
 
 
 def main() -> None:
-    """Run the command line; every foreseen failure is one line and an exit code.
+    """Run the command line; every expected failure is one line and an exit code.
 
-    Where whoever reads what is said has gone, as `head` does, it ends without a word.
+    If the reader of the output has gone, as `head` does, it ends silently.
     """
     try:
         with naming_flags():
@@ -173,7 +173,7 @@ def main() -> None:
 
 def _end_unread() -> NoReturn:
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # Python writes at its end what it could not write before
+    for stream in (1, 2):  # Python would write the rest of its buffer on exit
         os.dup2(nowhere, stream)
     sys.exit(_NO_READER)
 
@@ -183,7 +183,7 @@ def _command_line() -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     terminal.prepare_streams()
     start_quickly()
-    # What libraries remark on a damaged model is not our message.
+    # Warnings of libraries about a damaged model are not our messages.
     warnings.simplefilter("ignore")
     logging.getLogger("onnx_ir").setLevel(logging.CRITICAL)
     if _verbose() and sys.__stderr__ is not None:

@@ -32,9 +32,9 @@ def bench(
 ) -> None:
     """Time models against each other in ONNX Runtime, with and without onnxfold's kernels.
 
-    Runs are interleaved, so that a machine that slows down slows all of them. Speeds are medians
-    over rounds: 1.09 is 1.09 times as fast as the first model. Where rounds differ more than the
-    models do, there is no answer.
+    Runs are interleaved, so a machine that slows down slows all of them. Speeds are medians over
+    rounds: 1.09 is 1.09 times as fast as the first model. If rounds differ more than the models do,
+    the result is undecided.
     """
     from onnxfold.report.printed_bench import print_benchmark
     from onnxfold.runtime.bench import bench as measure

@@ -44,23 +44,23 @@ def checkpoint(
 ) -> None:
     """Fold a Hugging Face checkpoint: the same function, the same files, cheaper norms.
 
-    For llama.cpp, vLLM, transformers and all that read safetensors and no ONNX. Names, types,
-    shapes, shards and metadata stay; numbers change.
+    For llama.cpp, vLLM, transformers and all other readers of safetensors. Names, types, shapes,
+    shards and metadata stay; numbers change.
 
-    --to weightless: the gamma (and beta) of a norm move into the linear layers behind it,
-    W diag(gamma) and b + W beta. In the file gamma is 1 and beta 0, so that a runtime may leave
-    them out (FlashNorm). For Llama, Mistral, Mixtral, Qwen 2 and 3, Phi, Granite, GPT-2, GPT-J,
+    --to weightless: the gamma (and beta) of a norm move into the linear layers after it, W
+    diag(gamma) and b + W beta. In the file gamma is 1 and beta 0, so that a runtime may leave them
+    out (FlashNorm). For Llama, Mistral, Mixtral, Qwen 2 and 3, Phi, Granite, GPT-2, GPT-J,
     GPT-NeoX, OPT, StableLM, StarCoder2.
 
     --to rms: in a model with LayerNorms, everything that adds to the residual stream loses its
-    mean, which no LayerNorm sees. The stream then has mean 0, and RMSNorm computes what LayerNorm
-    does. The architecture stays one with LayerNorms: transformers loads it as before, and a runtime
-    gains only where it is told to use RMSNorm, with the same epsilon, gamma and beta.
+    mean, which LayerNorms ignore. The stream then has mean 0, and RMSNorm computes what LayerNorm
+    does. The architecture keeps its LayerNorms: transformers loads it as before, and a runtime
+    gains only if it is configured for RMSNorm, with the same epsilon, gamma and beta.
 
-    For both, run the command twice. What must stay, stays, with the reason: a final norm whose head
-    is the embedding, the norms of queries and keys, Gemma's 1 + g. An architecture that is not
-    known is refused. Logits stay; with --to rms hidden states lose their mean, and with
-    --to weightless the last one its gamma.
+    For both, run the command twice. What cannot change stays, with the reason: a final norm whose
+    head is the embedding, the norms of queries and keys, Gemma's 1 + g. An unknown architecture is
+    refused. Logits stay the same; with --to rms hidden states lose their mean, and with --to
+    weightless the last one its gamma.
 
     `onnxfold checkpoint Llama-3.2-3B -o Llama-3.2-3B-weightless`
 

@@ -64,26 +64,26 @@ def convert(
     dry_run: options.DryRunOption = False,
     force: options.ForceOption = False,
 ) -> None:
-    """Change the form of the norms and nothing else: LayerNorm, RMSNorm or CRMSNorm, and back.
+    """Change only the form of the norms: LayerNorm, RMSNorm or CRMSNorm, in either direction.
 
-    A LayerNorm of a vector of mean 0 **is** an RMSNorm: LN(x) = RMS(x - mean(x)). So
+    A LayerNorm of a vector of mean 0 **is** an RMSNorm: LN(x) = RMS(x - mean(x)). Therefore:
 
-    --to rms takes the means out of the weights and biases that write into the stream; every
-    LayerNorm behind them becomes an RMSNorm. `onnxfold optimize` does that too, and moves gamma,
+    --to rms removes the means from the weights and biases that write into the stream; every
+    downstream LayerNorm becomes an RMSNorm. `onnxfold optimize` does that too, and moves gamma,
     beta and scales as well.
 
-    --to crms goes on: a vector of mean 0 is known without its last channel, which is minus the sum
-    of the others. Weights that write into the stream lose their last column, and CRMSNorm gives the
-    channel back. It saves memory, one channel of d; where d is aligned and d - 1 is not, it may
-    cost time: measure it (`onnxfold bench`), or give --multiple-of. A stream that is an output, or
-    that another operator reads in full, stays, with the reason.
+    --to crms goes further: a vector of mean 0 is known without its last channel, which is minus the
+    sum of the others. Weights that write into the stream lose their last column, and CRMSNorm
+    restores the channel. It saves memory, one channel of d; if d is aligned and d - 1 is not, it
+    may cost time: measure it (`onnxfold bench`), or use --multiple-of. A stream that is an output,
+    or that another operator reads in full, stays, with the reason.
 
-    --change-readers goes further: norms that only linear layers read give d - 1 channels too.
+    --change-readers goes further: norms read only by linear layers write d - 1 channels too.
 
-    --to rms and --to layer give such a stream its channel back.
+    --to rms and --to layer restore the channel of such a stream.
 
-    --to layer goes back, for runtimes that are fast at LayerNormalization and have no RMSNorm. It
-    takes the RMSNorms whose input is proved to have mean 0, down to the stored weights. A model
+    --to layer is the reverse, for runtimes that are fast at LayerNormalization and lack RMSNorm. It
+    converts the RMSNorms whose input is proved to have mean 0, down to the stored weights. A model
     that was trained with RMSNorm (Llama) has a mean in its stream: every norm is refused with the
     weight at fault, and nothing changes.
 
@@ -94,7 +94,7 @@ def convert(
     `onnxfold convert gpt2-rms.onnx -o gpt2-ln.onnx --to layer`
 
     `onnxfold convert gpt2-rms.onnx -o gpt2-ln.onnx --to layer --shift 1` gives the weights means
-    again, which no LayerNorm sees.
+    again, which LayerNorms ignore.
 
     `onnxfold convert llama.onnx --to layer --dry-run -v` shows every norm and why it stays.
     """

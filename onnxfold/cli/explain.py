@@ -16,7 +16,7 @@ def explain(
         typer.Argument(metavar="[CODE]", help="A code of inspect, such as graph_output."),
     ] = None,
 ) -> None:
-    """Say what the code of a refusal means, and what can be done. Without CODE: list all."""
+    """Explain the code of a refusal, and its remedy. Without CODE, list all."""
     from rich.text import Text
 
     from onnxfold.report.fitted_tables import print_table

@@ -1,8 +1,8 @@
-"""A command in a process of its own, so that one that is killed ends in a sentence too.
+"""A command in a process of its own, so that even a killed command ends with a message.
 
-onnx and ONNX Runtime are native code, and what a damaged file does there may end their process, as
-the system does where memory runs out. A second process, which only waits, tells of that, removes
-what was staged, and hands on signals.
+onnx and ONNX Runtime are native code, and a damaged file may crash their process; the system kills
+it if memory runs out. A second process, which only waits, reports this, removes the staged files,
+and passes on signals.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from onnxfold.errors import ModelError
 
-# By name: not every system has them all. The first are what a user or a system asks of a command.
+# By name: not every system has all of them. The first are sent by a user or a system to a command.
 _ASKED = tuple(n for n in signal.Signals if n.name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"))
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS")
 _NAMES = {number.value: number.name for number in signal.Signals}
@@ -28,7 +28,7 @@ _BOARD_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a command is at: its model, where it writes, the stage, and whether that has ended."""
+    """The state of a command: model, output folder, stage, and whether the stage has ended."""
 
     model: str = ""
     folder: str = ""
@@ -37,7 +37,7 @@ class _Work:
 
 
 class _Board:
-    """Memory that outlives the process that writes on it: the one that waits reads it."""
+    """Memory that outlives the process that writes to it, for the one that waits."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _BOARD_BYTES)
@@ -50,7 +50,7 @@ class _Board:
             self._memory[:] = text.ljust(_BOARD_BYTES)
 
     def read(self) -> _Work:
-        """Return what another process noted; nothing where it was killed in the middle of that."""
+        """Return what another process noted; nothing if it was killed while writing."""
         try:
             return _Work(**json.loads(self._memory[:]))
         except ValueError:
@@ -61,12 +61,12 @@ _BOARD = _Board()
 
 
 def note_work(model: Path, folder: Path | None) -> None:
-    """Keep what a sentence about this process would need: its model, and where it writes."""
+    """Record what a message about this process needs: its model, and its output folder."""
     _BOARD.note(_Work(model=str(model), folder="" if folder is None else str(folder.absolute())))
 
 
 def note_stage(stage: str, *, ended: bool) -> None:
-    """Keep which stage the work is in, or has just ended."""
+    """Record which stage is in progress, or has just ended."""
     if (stage, ended) != (_BOARD.work.stage, _BOARD.work.ended):
         _BOARD.note(replace(_BOARD.work, stage=stage, ended=ended))
 
@@ -74,16 +74,16 @@ def note_stage(stage: str, *, ended: bool) -> None:
 def guarded(work: Callable[[], None]) -> None:
     """Run `work` in a child process and end as it ended.
 
-    Returns, or raises what `work` raises, in the child alone; the parent ends with the child's exit
-    code, and by the child's signal if somebody asked for it. Elsewhere than on Linux the work is
-    done here and now.
+    Returns, or raises what `work` raises, only in the child; the parent ends with the child's exit
+    code, or by the child's signal if somebody sent it. On systems other than Linux the work is done
+    in this process.
 
-    Raises ModelError in the parent where a signal that nobody asked for ended the child.
+    Raises ModelError in the parent if an unrequested signal ended the child.
     """
     if sys.platform != "linux":
         work()
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored a child leaves no status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, a child leaves no status
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, (*_ASKED, signal.SIGCHLD))
     parent = os.getpid()
     child = os.fork()
@@ -102,22 +102,22 @@ def _die_with(parent: int) -> None:
 
 
 def _status(child: int) -> int:
-    """Hand on the signals that come meanwhile, and return how the child ended."""
+    """Pass on signals while waiting, and return how the child ended."""
     while True:
         info = signal.sigwaitinfo((*_ASKED, signal.SIGCHLD))
         if info.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return status
-        elif info.si_code <= 0:  # sent by a process, to this one; a terminal's go to the child too
+        elif info.si_code <= 0:  # sent by a process to this one; a terminal's reach the child too
             os.kill(child, info.si_signo)
 
 
 def _end_as(child: int, status: int) -> NoReturn:
     if os.WIFEXITED(status):
-        os._exit(os.WEXITSTATUS(status))  # there is nothing to clean up that would take its time
+        os._exit(os.WEXITSTATUS(status))  # nothing to clean up that would need its time
     number = os.WTERMSIG(status)
-    # Imports that no other end needs.
+    # Imports that only this case needs.
     import tempfile
 
     from onnxfold.model_io.staging import remove_left_by

@@ -1,4 +1,4 @@
-"""Commands whose help shows flags without a value; Typer 0.29 shows one."""
+"""Commands whose help lists flags without a value, which Typer 0.29 would show."""
 
 from collections.abc import Iterable
 from typing import Any

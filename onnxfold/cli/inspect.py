@@ -26,7 +26,7 @@ def inspect(
         typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),
     ] = False,
 ) -> None:
-    """Show every norm: what it is, and whether it folds or why not. Changes nothing."""
+    """Show every norm: its kind, and whether it folds or why not. Nothing is changed."""
     from rich.text import Text
 
     from onnxfold import api

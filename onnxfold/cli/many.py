@@ -16,7 +16,7 @@ from onnxfold.fleet import Errand, FleetRow, Work, spread
 
 
 def check_many_reports(reports: Sequence[Path] | None) -> None:
-    """Raise UsageError for a report on many models that is none: the pages are on one."""
+    """Raise UsageError for a report on many models that is not JSON: an HTML page covers one."""
     if any(path.suffix != ".json" for path in reports or ()):
         raise UsageError("--report: the report on several models is a .json file")
 
@@ -33,8 +33,8 @@ def run_many(
 ) -> list[FleetRow]:
     """Do the work on every model and return the rows in the order of the models.
 
-    ``gained`` says in a line what was found of one; ``lines``: whether to print it.  Raises
-    CommandInterruptedError in the place of KeyboardInterrupt.
+    ``gained`` describes in a line what was found about one; ``lines``: whether to print it. Raises
+    CommandInterruptedError instead of KeyboardInterrupt.
     """
     rows: list[FleetRow] = []
     note_work(todo[0].model, todo[0].output and todo[0].output.parent)

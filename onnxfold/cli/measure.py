@@ -96,8 +96,8 @@ def measure(
 
     `onnxfold measure model.onnx --data texts.jsonl --report measured.html`
 
-    `onnxfold measure small.onnx large.onnx --data texts.jsonl --report both.html` sets several
-    models side by side; a JSON report has them as a list, "models".
+    `onnxfold measure small.onnx large.onnx --data texts.jsonl --report both.html` compares several
+    models; a JSON report lists them under "models".
     """
     from onnxfold import api
     from onnxfold.geometry.reports import as_document, write_measurements
@@ -157,15 +157,15 @@ def measure(
 
 
 def _kept(resume: Path | None, number: int, count: int) -> Path | None:
-    """Return where the state of one of several models is kept."""
+    """Return the file that keeps the state of one of several models."""
     return resume if resume is None or count == 1 else resume.with_name(f"{resume.name}.{number}")
 
 
 @contextmanager
 def _interrupted_once() -> Iterator[None]:
-    """Let an interrupt end the measurement, and no second one what keeps and reports it."""
+    """Let an interrupt end the measurement, and ignore further ones while the result is saved."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # no other thread may set a handler, and none is interrupted
+        yield  # only the main thread may set a handler, and is interrupted
         return
 
     def interrupt(*_: object) -> NoReturn:

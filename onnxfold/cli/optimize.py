@@ -71,7 +71,8 @@ def optimize(
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
     Nothing is written unless the proof and the check pass. OUT runs wherever IN does, unless
-    --target says otherwise; IN is never changed. Without OUT, model.onnx gives model.folded.onnx.
+    --target is more specific; IN is never changed. Without OUT, model.onnx becomes
+    model.folded.onnx.
 
     `onnxfold optimize model.onnx -o fast.onnx`
 
@@ -83,7 +84,7 @@ def optimize(
     checks on inputs of this shape and on your own data.
 
     `onnxfold optimize a.onnx models --output-dir folded --jobs 4` folds a.onnx and every model
-    under the folder models, each in a process of its own; one that fails stops no other.
+    under the folder models, each in a separate process; a failure stops only its own model.
     """
     from onnxfold import api
     from onnxfold.report.provenance import provenance
@@ -120,7 +121,7 @@ def optimize(
 
 
 def _measurement(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the measurement for a report; raises UsageError if it has no report."""
+    """Return the measurement for a report; raises UsageError if no report is requested."""
     from onnxfold.geometry.reports import measurement_of
 
     if not told:
@@ -131,7 +132,7 @@ def _measurement(path: Path, told: Mapping[str, Any]) -> dict[str, Any]:
 def _are_many(
     paths: list[str], output: Path | None, output_dir: Path | None, *, dry_run: bool
 ) -> bool:
-    """Whether several models, or a folder, are to be optimized; UsageError for what is neither."""
+    """Whether several models, or a folder, are optimized; raises UsageError for a mixture."""
     if output_dir is not None:
         if output is not None:
             raise UsageError("-o names one file and --output-dir a folder; leave one out")
@@ -148,7 +149,7 @@ def _are_many(
 def _one(
     paths: list[str], output: Path | None, *, dry_run: bool, force: bool
 ) -> tuple[Path, Path | None]:
-    """Return the model and where its result goes: OUT, or a name made of the model's."""
+    """Return the model and its destination: OUT, or a name derived from the model's."""
     model = Path(paths[0])
     out = options.written_file(paths[1]) if len(paths) > 1 else None
     if out is None and output is None:
@@ -164,7 +165,7 @@ def _one(
 
 
 def destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
-    """Return where to write; raises UsageError where it is told twice, or not at all."""
+    """Return where to write; raises UsageError if OUT is given twice, or is missing."""
     if out is not None and output is not None:
         raise UsageError(f"OUT is given twice, as '{out}' and as '-o {output}'")
     chosen = out or output

@@ -16,7 +16,7 @@ from onnxfold.errors import UsageError
 from onnxfold.fleet import errands
 from onnxfold.options import check_threads
 
-# What is said to this command, and not to that on each model.
+# Options of this command that are not passed to the command for each model.
 _OURS = frozenset(
     {"paths", "output", "output_dir", "jobs", "ray", "report", "as_json", "verbose", "quiet"}
 )
@@ -32,7 +32,7 @@ def optimize_many(
     *,
     as_json: bool,
 ) -> None:
-    """Optimize models and the models of folders into a folder; print a table in the end."""
+    """Optimize models and the models of folders into a folder; print a table at the end."""
     from onnxfold.report.printed_many import print_many
 
     verbosity: Verbosity = context.obj

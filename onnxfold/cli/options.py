@@ -1,7 +1,7 @@
-"""Options that several commands share: each declared once, with its help.
+"""Options that several commands share: each is declared once, with its help.
 
-A command that starts with folding takes all of :class:`FoldOptions`, by :func:`with_fold_options`,
-and one that only converts the norms all of :class:`CheckedOptions`.
+A command that folds uses all of :class:`FoldOptions`, by :func:`with_fold_options`, and one that
+only converts the norms all of :class:`CheckedOptions`.
 """
 
 import inspect
@@ -25,13 +25,13 @@ from onnxfold.options import (
     target_named,
 )
 
-# What is said and where it goes, not what it is.
+# Options on output and destinations, which do not affect the result.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 
 
 def chosen_fuse_affine(chosen: FuseAffine | None, not_at_all: bool) -> FuseAffine:
-    """Return what two options ask for together; raises UsageError where they differ."""
+    """Return the combination of two options; raises UsageError if they conflict."""
     if not not_at_all:
         return chosen or FuseAffine.AUTO
     if chosen not in (None, FuseAffine.NEVER):
@@ -41,7 +41,7 @@ def chosen_fuse_affine(chosen: FuseAffine | None, not_at_all: bool) -> FuseAffin
 
 def written_file(name: str) -> Path:
     """Return the path of a file to write; raises ModelError for the name of a directory."""
-    from onnxfold.model_io import file_to_write  # here, for help needs no onnx
+    from onnxfold.model_io import file_to_write  # imported here, because help does not need onnx
 
     return file_to_write(name)
 
@@ -162,7 +162,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
-    """What every command that rewrites a model can be asked; each field is an option."""
+    """Options of every command that rewrites a model; each field is an option."""
 
     allow_split: SplitOption = 1 << 20
     exclude: ExcludeOption = None
@@ -229,7 +229,7 @@ class CheckedOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldOptions(CheckedOptions):
-    """What every command that folds a model can be asked as well."""
+    """Options of every command that folds a model, in addition."""
 
     fold: FoldOption = Folding.AUTO
     fuse_affine: FuseAffineOption = None
@@ -270,7 +270,7 @@ class FoldOptions(CheckedOptions):
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """Return the options that differ from their defaults and decide on the result, by name."""
+    """Return the options that affect the result and are not at their default, by name."""
     given = {}
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
@@ -282,7 +282,7 @@ def given_options(context: typer.Context) -> dict[str, str]:
 
 
 def words_of(context: typer.Context, without: Collection[str]) -> list[str]:
-    """Return the words of the command line that give the options again that a user has given."""
+    """Return command-line words that repeat the options given by the user."""
     words: list[str] = []
     for parameter in context.command.params:
         name = str(parameter.name)
@@ -299,10 +299,10 @@ def words_of(context: typer.Context, without: Collection[str]) -> list[str]:
 
 
 def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of the class that its parameter `fold` is of.
+    """Add an option to a command for each field of the class of its parameter `fold`.
 
-    They stand where `fold` stands in the command's parameters. Typer reads the signature, so that
-    is what changes.
+    They replace `fold` in the command's parameters. Typer reads the signature, so only that is
+    changed.
     """
     hints = get_type_hints(command, include_extras=True)
     kind: type[CheckedOptions] = hints["fold"]
@@ -328,7 +328,7 @@ def with_fold_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take --verbose and --quiet too, which stand before its name as well."""
+    """Add --verbose and --quiet to a command, which are also allowed before its name."""
     hints = get_type_hints(command, include_extras=True)
     own = list(inspect.signature(command).parameters.values())
     parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in own]
@@ -352,9 +352,9 @@ def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _declare(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    """Give a function the parameters that Typer is to read.
+    """Declare the parameters of a function that Typer reads.
 
-    A file that cannot be read is told by what reads it, with exit code 3; Typer would exit with 2.
+    An unreadable file is reported by its reader, with exit code 3; Typer would exit with 2.
     """
     for parameter in parameters:
         for told in get_args(parameter.annotation)[1:]:

@@ -1,4 +1,4 @@
-"""The console of the commands, on which a name of a model is text and never a control sequence."""
+"""The console of the commands, on which names of a model are text, never control sequences."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from onnxfold.report.fitted_tables import broken, shortened
 
 
 class PlainConsole(Console):
-    """Prints texts, and tables of texts, without what a terminal or Rich would obey in them.
+    """Prints texts, and tables of texts, without anything that a terminal or Rich would interpret.
 
-    A word longer than a line, as a name may be, loses its middle, unless names are to be ``full``:
-    then the line ends between the parts of the name.
+    A word longer than a line loses its middle, unless names must be ``full``: then the line breaks
+    between the parts of the name.
     """
 
     def __init__(self, *, width: int | None, quiet: bool = False, full: bool = False) -> None:
@@ -29,7 +29,7 @@ class PlainConsole(Console):
         super().print(*shown, **named)
 
     def _fitted(self, shown: str | Text | Table) -> str | Text | Table:
-        """Return what to print in the place of a text with words longer than a line."""
+        """Return a replacement for a text with words longer than a line."""
         text = str(shown)
         if isinstance(shown, Table) or max(map(len, text.split(" "))) <= self.width:
             return shown
@@ -38,9 +38,9 @@ class PlainConsole(Console):
 
 
 def _plain(shown: Any) -> Any:
-    """Return what to print in the place of something: the same, where all of it is visible.
+    """Return a printable replacement, or the same object if all of it is visible.
 
-    Before it is laid out, so that columns are as wide as what is in them.
+    This happens before layout, so that columns are as wide as their content.
     """
     if isinstance(shown, str):
         return printable(shown)

@@ -28,10 +28,10 @@ def plot(
 ) -> None:
     """Draw what was measured: one model, several side by side, or a series over training.
 
-    `onnxfold plot small.json large.json -o figures` sets models side by side.
+    `onnxfold plot small.json large.json -o figures` compares models.
 
-    `onnxfold plot angles --report training.html` draws a folder that
-    onnxfold.torch.AnglesCallback has written, over the steps of training.
+    `onnxfold plot angles --report training.html` draws a folder written by
+    onnxfold.torch.AnglesCallback over the steps of training.
     """
     from onnxfold.geometry.plots import demand_matplotlib
     from onnxfold.geometry.reports import read_measurements, write_measurements

@@ -1,6 +1,6 @@
-"""Options from a file of the working folder: onnxfold.toml, or [tool.onnxfold] of pyproject.toml.
+"""Options from a file in the working folder: onnxfold.toml, or [tool.onnxfold] of pyproject.toml.
 
-A table for each command, with the names of its options as on the command line, which wins:
+A table for each command, with option names as on the command line, which has priority:
 
     [optimize]
     target = "ort"
@@ -20,9 +20,9 @@ from typing import Any
 from onnxfold.errors import ModelError, UsageError
 
 _OWN, _PROJECT = "onnxfold.toml", "pyproject.toml"
-# How much is said is asked where it is read.
+# Verbosity is read elsewhere.
 _NOT_HERE = frozenset({"help", "verbose", "quiet"})
-# Of two that exclude one another that of the command line counts.
+# Of two exclusive options, the command line's is used.
 _RIVALS = {"check": "no-check", "fuse-affine": "no-fuse-affine"}
 _RIVALS |= {second: first for first, second in _RIVALS.items()}
 
@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _named(command: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the options of a command by name, and whether the name asks for them or against."""
+    """Return the options of a command by name, and whether the name turns them on or off."""
     return {
         option.removeprefix("--"): (parameter, positive)
         for parameter in command.params
@@ -92,7 +92,7 @@ def _named(command: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _value(parameter: Any, positive: bool, value: Any, label: str, name: str) -> Any:
-    """Return a value as Click takes it from a command line; raises UsageError for another kind."""
+    """Return a value as Click accepts it from a command line; raises UsageError otherwise."""
     if parameter.is_flag != isinstance(value, bool):
         kind = "true or false" if parameter.is_flag else "a value"
         raise UsageError(f"{label} {name} takes {kind}, not {_shown(value)}")

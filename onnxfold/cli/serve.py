@@ -120,9 +120,9 @@ def serve(
     """Serve models over REST and gRPC: the Open Inference Protocol (KServe V2).
 
     Each model is optimized, proved and checked first, into a temporary file, unless onnxfold wrote
-    it or `--no-optimize` is set. Requests that wait are run together where the shapes allow it and
-    a trial at the start finds the rows independent. SIGTERM answers what is under way, then exits
-    with 0. Needs `pip install 'onnxfold[serve]'`.
+    it or `--no-optimize` is set. Waiting requests are batched if their shapes allow it and a trial
+    at the start finds the rows independent. SIGTERM finishes requests in progress, then exits with
+    0. Needs `pip install 'onnxfold[serve]'`.
 
     `onnxfold serve model.onnx` serves it as `model`:
     POST http://127.0.0.1:8080/v2/models/model/infer
@@ -175,7 +175,7 @@ def serve(
 
 
 def _say(line: str, stream: TextIO) -> None:
-    """Write a line at once; a server goes on where its log cannot be written, as on a full disk."""
+    """Write a line at once; a server continues even if its log cannot be written (a full disk)."""
     with suppress(OSError):
         os.write(stream.fileno(), f"{printable(line)}\n".encode())
 

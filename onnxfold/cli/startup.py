@@ -1,7 +1,7 @@
-"""What the command does before anything else, so that it starts and ends quickly.
+"""Setup of the command that makes it start and end quickly.
 
-None of this happens in ``import onnxfold``: how a process imports and collects is its owner's
-choice, and only here is that the command.
+``import onnxfold`` does none of this: how a process imports and collects garbage is its owner's
+choice, and only the command owns its process.
 """
 
 import atexit
@@ -13,17 +13,17 @@ from importlib.util import LazyLoader
 from types import ModuleType
 
 # onnx-ir imports sympy for arithmetic with symbolic dimensions, which no command needs; that is
-# half of the time of its import.
+# half of its import time.
 _DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
-# Nodes and values are many, long-lived and full of cycles: looking for garbage at every 700 of
-# them finds none and takes a tenth of the time.  The imports alone make 80,000, and one look at
+# Nodes and values are many, long-lived and cyclic: collecting garbage at every 700 of them finds
+# nothing and takes a tenth of the time. The imports alone create 80,000, and one collection of
 # these takes as long as the analysis of a small model.
 _COLLECT_EVERY = 300_000
 _USUAL = gc.get_threshold()
 
 
 class _Deferring:
-    """Finds the deferred modules; importlib loads them when an attribute is first asked for."""
+    """Finder of deferred modules; importlib loads them when an attribute is first used."""
 
     @staticmethod
     def find_spec(
@@ -38,18 +38,18 @@ class _Deferring:
 
 
 def start_quickly() -> None:
-    """Defer imports that most runs never use, and collect garbage seldom, and not at the end."""
+    """Defer imports that most runs never use, and collect garbage rarely, and not at the end."""
     sys.meta_path.insert(0, _Deferring)
     gc.set_threshold(_COLLECT_EVERY)
-    # Python ends by looking for garbage, twice, in all that is left, which goes with the process.
+    # On exit Python collects twice over everything left, which the process frees anyway.
     atexit.register(gc.freeze)
 
 
 def go_on_as_usual() -> None:
-    """Undo :func:`start_quickly`, for a command that goes on for long and in several threads.
+    """Undo :func:`start_quickly`, for a long-running command with several threads.
 
-    What was deferred is loaded here and now: two threads that first use it at once would find it
-    half loaded.
+    Deferred modules are loaded now: two threads that use one for the first time would find it half
+    loaded.
     """
     gc.set_threshold(*_USUAL)
     atexit.unregister(gc.freeze)

@@ -1,4 +1,4 @@
-"""What the commands say, and how much of it: verbosity, the console, progress, JSON, reports."""
+"""Output of the commands: verbosity, the console, progress, JSON, reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from onnxfold.errors import CommandInterruptedError, ModelError, UsageError, pri
 if TYPE_CHECKING:
     from rich.console import Console
 
-_UNBROKEN_WIDTH = 10_000  # what reads a pipe wraps lines itself, and cuts no name in two
-# What a stage does, for people.
+_UNBROKEN_WIDTH = 10_000  # readers of a pipe wrap lines themselves, without cutting names
+# The stages in words.
 _DOINGS = {
     "load": "reading the model",
     "analyse": "finding norms and planning",
@@ -41,7 +41,7 @@ Listener = Callable[[str, float], None]  # stage, fraction done
 
 
 class Verbosity(StrEnum):
-    """How much is said on standard error."""
+    """How much is written to standard error."""
 
     QUIET = "quiet"
     NORMAL = "normal"
@@ -49,14 +49,14 @@ class Verbosity(StrEnum):
 
 
 def chosen_verbosity(*, verbose: bool, quiet: bool) -> Verbosity:
-    """Return how much to say; raises UsageError where both are asked."""
+    """Return the verbosity; raises UsageError if both options are set."""
     if verbose and quiet:
         raise UsageError("--verbose and --quiet exclude each other")
     return Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
 
 
 def prepare_streams() -> None:
-    """Let standard streams be closed, or have an encoding that lacks a character of the text."""
+    """Support standard streams that are closed, or whose encoding lacks a character."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # it stays to the end
@@ -65,10 +65,10 @@ def prepare_streams() -> None:
 
 
 def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
-    """Fail before the work where its reports could not be written at the end.
+    """Fail before the work if its reports could not be written at the end.
 
     Raises UsageError for another kind of file and for one of the `others`, which the command reads
-    or writes, ModelError where the folder takes none.
+    or writes, ModelError if the folder is not writable.
     """
     for report in reports or ():
         if report.suffix not in (".json", ".html"):
@@ -88,7 +88,7 @@ def _same_file(a: Path, b: Path) -> bool:
 
 
 def check_figures(folder: Path | None) -> None:
-    """Raise ModelError, before the work, where figures could not be written into a folder."""
+    """Raise ModelError, before the work, if figures could not be written into a folder."""
     if folder is None:
         return
     if os.path.exists(folder) and not os.path.isdir(folder):
@@ -104,12 +104,12 @@ def is_watched() -> bool:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines of text, with what a terminal would obey made visible."""
+    """Print lines of text, with control characters made visible."""
     typer.echo(printable(text, also="\n"), err=err)
 
 
 def warn(cautions: Iterable[str]) -> None:
-    """Say on standard error what even a quiet command must say."""
+    """Print on standard error what even a quiet command must report."""
     for sentence in cautions:
         say(f"onnxfold: {sentence}", err=True)
 
@@ -122,10 +122,9 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def console(verbosity: Verbosity) -> Console:
-    """Return a console on standard output: as wide as the terminal or COLUMNS, else unbroken.
+    """Return a console on standard output: as wide as the terminal or COLUMNS, otherwise unbroken.
 
-    A quiet one prints nothing, whatever the command: only what is for machines is printed then, and
-    warnings and errors.
+    A quiet one prints nothing; only machine-readable output, warnings and errors are then printed.
     """
     from onnxfold.cli.plain_console import PlainConsole
 
@@ -142,7 +141,7 @@ def tell_result(
     as_json: bool,
     source: Path,
 ) -> None:
-    """Write the report of a command on a file into its files; print it as JSON or for people."""
+    """Write the report of a command to its files, and print it as JSON or for people."""
     from onnxfold.report import cautions
     from onnxfold.report.document import write_report
     from onnxfold.report.printed_result import print_result
@@ -162,12 +161,12 @@ def tell_result(
 def progress(
     verbosity: Verbosity, model: Path, folder: Path | None = None, *, lines: bool = True
 ) -> Iterator[Listener]:
-    """Note what is done, to `model` and into `folder`, and show it.
+    """Record progress on `model` into `folder`, and show it.
 
-    On a terminal as a bar; elsewhere, or where much is to be said, as one of the ``lines`` on
-    standard output for each stage, so that standard error holds nothing but an error.
+    On a terminal it is a bar; otherwise, or if verbose, one of the ``lines`` on standard output per
+    stage, so that standard error contains only errors.
 
-    Raises CommandInterruptedError in the place of KeyboardInterrupt, of which Typer says nothing.
+    Raises CommandInterruptedError instead of KeyboardInterrupt, for which Typer prints nothing.
     """
     note_work(model, folder)
     try:
@@ -201,10 +200,10 @@ def _shown(verbosity: Verbosity, *, lines: bool) -> Iterator[Listener]:
 
 @contextmanager
 def _stage_lines() -> Iterator[Listener]:
-    """Write a line for each stage that has ended, with its seconds: for logs.
+    """Write a line for each finished stage, with its seconds, for logs.
 
-    The passes take turns in the stages of :data:`_TURNS`, which end together. A stage that comes
-    again belongs to another attempt, without what failed in the first, and its line says so.
+    The passes share the stages of :data:`_TURNS`, which end together. A repeated stage belongs to
+    another attempt, without what failed in the first; its line mentions this.
     """
     spent: dict[str, float] = {}
     told: set[str] = set()
@@ -231,7 +230,7 @@ def _stage_lines() -> Iterator[Listener]:
 
 @contextmanager
 def _bars() -> Iterator[Listener]:
-    """Show a bar with percent and time left for each stage; one that cannot know pulses."""
+    """Show a bar with percent and time left for each stage; it pulses if these are unknown."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -59,7 +59,7 @@ def triton(
     """Optimize a model and write it into a model repository of Triton Inference Server.
 
     DIR gets the folder of the model: its configuration, the kernels, and the version. Nothing is
-    written unless the proof and the check pass; versions that are there stay.
+    written unless the proof and the check pass; existing versions stay.
 
     `onnxfold triton model.onnx --repository models --max-batch 16`
 

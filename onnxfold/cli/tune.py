@@ -114,12 +114,12 @@ def tune(
     as_json: options.JsonOption = False,
     force: options.ForceOption = False,
 ) -> None:
-    """Try chains of tools, check each result, and write the fastest right one.
+    """Try chains of tools, check each result, and write the fastest correct one.
 
-    The steps are ONNX Runtime's transformers optimizer, onnxscript's fusions, onnxslim, our own
-    fold, quantizers and the float16 converter, each in a process of its own. Every candidate is
-    compared with a float64 run of IN, and the right ones are timed in turns. IN is a candidate:
-    where nothing is faster, OUT is IN. What a tool breaks is a row of the table.
+    The steps are ONNX Runtime's transformers optimizer, onnxscript's fusions, onnxslim, onnxfold's
+    own fold, quantizers and the float16 converter, each in a separate process. Every candidate is
+    compared with a float64 run of IN, and the correct ones are timed in turns. IN is a candidate
+    too: if nothing is faster, OUT is IN. A tool's failure is a row of the table.
 
     `onnxfold tune model.onnx -o fast.onnx` keeps the precision.
 
@@ -208,7 +208,7 @@ def _folder(
     *,
     as_json: bool,
 ) -> None:
-    """Tune the models of a folder; the exit code is that of the worst."""
+    """Tune the models of a folder; the exit code is the worst model's."""
     from onnxfold.tuning.options import tune_options
     from onnxfold.tuning.tuner import tuned
 
@@ -249,7 +249,7 @@ def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
 def _shown(
     verbosity: Verbosity, model: Path, folder: Path, *, lines: bool
 ) -> Iterator[Listener | None]:
-    """Show how far a run is: a bar on a terminal, elsewhere a line for each candidate."""
+    """Show the progress of a run: a bar on a terminal, otherwise a line for each candidate."""
     note_work(model, folder)
     try:
         if verbosity is Verbosity.QUIET:

@@ -58,9 +58,9 @@ def verify(
 ) -> None:
     """Check that B computes what A computes, relative to the rounding error of A itself.
 
-    Both run on seeded inputs and are compared with a float64 run of A. B passes when no output
-    errs more than a small multiple of what A errs itself, or with --metric, when no error is over
-    its budget; exits 1 otherwise.
+    Both run on seeded inputs and are compared with a float64 run of A. B passes if no output errs
+    more than a small multiple of what A errs itself, or with --metric, if no error exceeds its
+    budget; otherwise it exits with 1.
 
     `onnxfold verify model.onnx int8.onnx --metric cosine --data rows.npz --blame`
     """
