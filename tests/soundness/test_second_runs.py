@@ -10,8 +10,9 @@ from tests.soundness.random_graphs.factors import factor_graph
 
 _GRAPHS, _GROUPS = 32, 4
 # What random graphs changed in a second run: of two parts of one weight that are centred along
-# other fibers, of norms that share a centring in half, of norms of constants that were deferred.
-_FOUND = (17, 21, 23, 84)
+# other fibers, of norms that share a centring in half, of norms of constants that were deferred, of
+# embeddings of a fixed length, of a scale for a fold that did not come as a beta stayed.
+_FOUND = (17, 21, 23, 84, 109, 153, 173)
 
 
 @pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])

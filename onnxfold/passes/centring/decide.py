@@ -69,11 +69,16 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     )
 
 
-def folds_without_betas(info: ModelInfo, settings: Settings) -> frozenset[str]:
-    """Return the norms, by reference, that fold once gammas and betas have moved out of them."""
+def folds_without_betas(
+    info: ModelInfo, settings: Settings, with_beta: frozenset[str]
+) -> frozenset[str]:
+    """Return the norms, by reference, that fold once gammas and betas have moved.
+
+    The betas of some stay.
+    """
     sites = find_norms(info)
     transfers = ModelTransfers(info, sites, of_parts=True)
-    plan = worthwhile(transfers, sites, settings, moved=True).plan
+    plan = worthwhile(transfers, sites, settings, moved=True, with_beta=with_beta).plan
     return frozenset(fold.output for fold in plan.folds)
 
 

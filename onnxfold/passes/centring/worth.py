@@ -4,7 +4,7 @@ A plan is made of all that is exact first, then one without the norms that would
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,10 +44,12 @@ def worthwhile(
     settings: Settings,
     *,
     moved: bool = False,
+    with_beta: Container[str] = (),
 ) -> Worthwhile:
     """Return what is worth folding.
 
-    ``moved``: once gammas and betas have moved out of the norms, and each has a scale that stays.
+    ``moved``: once gammas and betas have moved out of the norms, and each has a scale that stays;
+    betas stay of the norms ``with_beta``, by reference.
     """
     lowering = TargetLowering(transfers.view, settings.target, settings.norm_form)
     refused: dict[str, Refusal] = {}
@@ -60,7 +62,7 @@ def worthwhile(
             refused[transfers.view.ref(site.output)] = refusal
     view, costs = transfers.view, costs_of(settings.target)
     sharing = Counter(value for site in sites for value in site.centred)
-    prices = _Prices(lowering, view, settings, not moved, sharing)
+    prices = _Prices(lowering, view, settings, with_beta if moved else None, sharing)
     of_elements = costs.of_elements()
     wanted = [prices.demand(site, of_elements) for site in able]
     exact = _cheapest(transfers, wanted, settings, of_elements)
@@ -103,12 +105,15 @@ def _priced(plan: CentringPlan, folded: Sequence[Demand]) -> CentringPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """What the norms of a version save and take; ``sharing``: how many read one x - mean(x)."""
+    """What the norms of a version save and take; ``sharing``: how many read one x - mean(x).
+
+    ``with_beta``: the norms, by reference, whose betas stay, or None where all do.
+    """
 
     lowering: TargetLowering
     view: ModelInfo
     settings: Settings
-    betas: bool
+    with_beta: Container[str] | None
     sharing: Mapping[ir.Value, int]
 
     def demand(self, site: NormSite, costs: Costs) -> Demand:
@@ -116,7 +121,7 @@ class _Prices:
         done = work(self.view.shape(site.input), site.size)
         if self.settings.convert_to is not None:  # one centring for one norm is a LayerNorm
             return Demand(site, done.elements * (costs.centring - 1))
-        beta = self.betas and costs.adds_beta and self._has_beta(site)
+        beta = costs.adds_beta and self._keeps_beta(site)
         apart = self._joined(site)
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
@@ -125,9 +130,10 @@ class _Prices:
             gain = min(gain, spent + done.elements * costs.centring // shared)
         return Demand(site, gain, spent, apart + beta)
 
-    def _has_beta(self, site: NormSite) -> bool:
+    def _keeps_beta(self, site: NormSite) -> bool:
         """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
-        if self.lowering.stays_in_operators(site):
+        moves = self.with_beta is not None and self.view.ref(site.output) not in self.with_beta
+        if moves or self.lowering.stays_in_operators(site):
             return False
         beta = self.view.array(site.beta) if isinstance(site.beta, ir.Value) else site.beta
         return site.beta is not None and (beta is None or bool(np.any(beta)))
