@@ -224,8 +224,8 @@ def _reason(graph: ZeroMeanGraph, cut: CentringCut, start: Point, prices: _Price
 def _obstacle(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal | None:
     """Return the nearest of what a point follows from and of what sees that it moves.
 
-    What another value follows from is no obstacle where that only moves with the point.  Other
-    readers of a weight that may be stored twice are named only where nothing else stands in the way.
+    What another value follows from is no obstacle where that only moves with the point.  The
+    other readers of a weight that may be stored twice are named only where nothing else is.
     """
 
     def is_split(point: Point, facts: PointFacts) -> bool:

@@ -10,7 +10,7 @@ from onnxfold.passes.centring.network import solve
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.dataflow import PointFacts, walk_back
 from onnxfold.streams.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.targets.lowering import TargetLowering
 
@@ -83,5 +83,9 @@ def count_foldable(
     """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
     asked = [Point(site.input, site.fiber) for site in sites]
     graph = walk_back(transfers, sites, assumptions)
-    cut = solve(graph, ((point, 1) for point in asked), lambda _, facts: 0 if facts.constant else None)
+    cut = solve(graph, ((point, 1) for point in asked), _free_splits)
     return sum(point in cut.at_hand for point in asked)
+
+
+def _free_splits(_: Point, facts: PointFacts) -> int | None:
+    return 0 if facts.constant else None

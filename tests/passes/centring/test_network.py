@@ -1,4 +1,4 @@
-"""The cut against every labelling of small graphs: exact, moved or centred, with copies or without."""
+"""The cut against every labelling of small graphs: exact, moved or centred, with copies."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ Prices = dict[Point, int | None]
 
 def _random_graph(rng: random.Random) -> ZeroMeanGraph:
     """Points in a row that carry earlier ones; what carries a point is told to it, as in a walk."""
-    points = [
-        Point(ir.Value(name=f"v{i}"), _FIBER) for i in range(rng.randint(2, _MOST_POINTS))
-    ]
+    points = [Point(ir.Value(name=f"v{i}"), _FIBER) for i in range(rng.randint(2, _MOST_POINTS))]
     carried: dict[Point, tuple[Point, ...]] = {}
     kinds: dict[Point, str] = {}
     for i, point in enumerate(points):
@@ -66,7 +64,7 @@ def _labellings(graph: ZeroMeanGraph) -> Iterator[dict[Point, int]]:
     """Yield every choice in which what sees a move is exact, and what carries one moves."""
     points = [point for point, facts in graph.points.items() if not facts.zero_mean]
     for labels in product((_EXACT, _MOVED, _CENTRED), repeat=len(points)):
-        label = {point: _CENTRED for point in graph.points}
+        label = dict.fromkeys(graph.points, _CENTRED)
         label.update(zip(points, labels, strict=True))
         moving = [point for point in points if label[point] != _EXACT]
         if all(
@@ -81,9 +79,7 @@ def _labellings(graph: ZeroMeanGraph) -> Iterator[dict[Point, int]]:
             yield label
 
 
-def _cost(
-    graph: ZeroMeanGraph, label: dict[Point, int], gains: Gains, prices: Prices
-) -> float:
+def _cost(graph: ZeroMeanGraph, label: dict[Point, int], gains: Gains, prices: Prices) -> float:
     """Return what the cheapest copies cost and which gains are lost, once labels are chosen."""
     stands = {point for point in graph.points if label[point] == _CENTRED}
     needed = {
