@@ -76,7 +76,7 @@ def cheapest_plan(
 def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
     """Return the values of which parts are centred, with as many of these together as join."""
     found: dict[str, list[Fiber]] = {}
-    for point in cut.centred:
+    for point in cut.moved:
         if point.fiber.part is not None and view.tensor(point.value) is None:
             found.setdefault(view.ref(point.value), []).append(point.fiber)
     return tuple((ref, fiber) for ref in sorted(found) for fiber in joined_fibers(found[ref]))
@@ -138,7 +138,7 @@ def _read_cut(
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((view.ref(site.output), _reason(graph, point, prices)))
+            refusals.append((view.ref(site.output), _reason(graph, cut, point, prices)))
             continue
         gain += demand.gain_ps - demand.spent_ps
         added += demand.spent_ps
@@ -210,34 +210,43 @@ def _readers_of_copy(
     return tuple(sorted(readers))
 
 
-def _reason(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal:
-    """Return the nearest obstacle to centring the norm's input for free.
+def _reason(graph: ZeroMeanGraph, cut: CentringCut, start: Point, prices: _Prices) -> Refusal:
+    """Return the nearest obstacle to centring the norm's input for free, and whether that moves."""
+    moved = "; its input moves, which a LayerNorm does not see" if start in cut.moved else ""
+    obstacle = _obstacle(graph, start, prices)
+    if obstacle is None:
+        sentence = f"centring its input would cost more than it saves{moved}"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, ())
+    sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves{moved}"
+    return Refusal(obstacle.code, sentence, obstacle.nodes)
 
-    Other readers of a weight that may be stored twice are named only where nothing else stands in
-    the way.
+
+def _obstacle(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal | None:
+    """Return the nearest of what a point follows from and of what sees that it moves.
+
+    What another value follows from is no obstacle where that only moves with the point.  The
+    other readers of a weight that may be stored twice are named only where nothing else is.
     """
 
     def is_split(point: Point, facts: PointFacts) -> bool:
         return facts.constant and prices.of_copy(point, facts) is not None
 
-    def onward(point: Point) -> tuple[Point, ...]:
+    def onward(at: tuple[Point, bool]) -> list[tuple[Point, bool]]:
+        point, is_centred = at
         facts = graph.points[point]
-        ends = facts.zero_mean or is_split(point, facts)
-        return () if ends else facts.carried + facts.carries_to + facts.siblings
+        if facts.zero_mean or (is_centred and is_split(point, facts)):
+            return []
+        sources = facts.carried if is_centred else ()
+        moved = facts.carries_to + facts.siblings
+        return [*((each, True) for each in sources), *((each, False) for each in moved)]
 
     obstacle: Refusal | None = None
-    for point in reached([start], onward):
+    for point, is_centred in reached([(start, True)], onward):
         facts = graph.points[point]
         found = facts.opaque or (facts.exact[0] if facts.exact else None)
         if found is None or facts.zero_mean:
             continue
         obstacle = obstacle or found
-        if not is_split(point, facts):
-            obstacle = found
-            break
-    if obstacle is None:
-        return Refusal(
-            RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ()
-        )
-    sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves"
-    return Refusal(obstacle.code, sentence, obstacle.nodes)
+        if not (is_centred and is_split(point, facts)):
+            return found
+    return obstacle

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NormKind, NormSite, find_norms
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.network import free_points
+from onnxfold.passes.centring.network import solve
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.dataflow import PointFacts, walk_back
 from onnxfold.streams.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
 from onnxfold.targets.lowering import TargetLowering
 
@@ -86,5 +86,11 @@ def count_foldable(
     transfers: ModelTransfers, sites: Sequence[NormSite], assumptions: Assumptions
 ) -> int:
     """Count the norms that fold under a paper's rules: weights may be split, no centring added."""
-    free = free_points(walk_back(transfers, sites, assumptions))
-    return sum(Point(site.input, site.fiber) in free for site in sites)
+    asked = [Point(site.input, site.fiber) for site in sites]
+    graph = walk_back(transfers, sites, assumptions)
+    cut = solve(graph, ((point, 1) for point in asked), _free_splits)
+    return sum(point in cut.at_hand for point in asked)
+
+
+def _free_splits(_: Point, facts: PointFacts) -> int | None:
+    return 0 if facts.constant else None
