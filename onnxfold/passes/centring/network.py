@@ -10,7 +10,7 @@ costs k when a = 1 and b = 0:
     z_v -> z_w    infinite, for each reader w that carries v's shift, and for v's sibling outputs
     z_v -> SNK    infinite, when v is opaque, is read exactly or leaves the graph
 
-Zero-mean points have no outgoing edge: they are centred as they stand.
+Zero-mean points have no outgoing edges: they are already centered.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ def solve(
     gains: Iterable[tuple[Point, int]],
     copy_price: Callable[[Point, PointFacts], int | None],
 ) -> CentringCut:
-    """Return the minimum cut; ``copy_price`` gives None where no copy can be made."""
+    """Return the minimum cut; ``copy_price`` returns None if no copy can be made."""
     number = {point: 2 + 2 * i for i, point in enumerate(graph.points)}
     edges: list[tuple[int, int, int]] = []
     for point, gain in gains:

@@ -1,8 +1,8 @@
-"""Skip norms that were split for the analysis are one operator again where the norm stays.
+"""Skip norms that were split for the analysis become one operator again if the norm stays.
 
-A model that an optimizer has fused keeps its fusions but for those that a fold took the place of.
-The original is split once more, and what that gives is looked for in the result: the same nodes
-between the same values, or others in their place, such as a gamma that has moved.
+The fusions of an optimized model are kept, except those that a fold replaced. The original is split
+again, and the result is searched for the parts: the same nodes between the same values, or with
+replaced values, such as a moved gamma.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +25,7 @@ _EMBEDDING = (CONTRIB_DOMAIN, "EmbedLayerNormalization")
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A skip norm of the original, and the nodes that stand for it when it is split."""
+    """A skip norm of the original, and the nodes into which it is split."""
 
     node: ir.Node
     inputs: tuple[ir.Value | None, ...]
@@ -36,17 +36,17 @@ class _Split:
 
 @dataclass(slots=True)
 class _Match:
-    """Nodes of the result that are parts, and its values that they read instead."""
+    """Nodes of the result that are parts, and the replaced values that they read."""
 
     nodes: dict[ir.Node, ir.Node] = field(default_factory=dict)
     values: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
 
 def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> None:
-    """Join what ``model`` still has in parts of the skip norms of ``original``.
+    """Join the parts in ``model`` of the skip norms of ``original``.
 
-    On CPUs, ONNX Runtime from 1.30 on takes longer for a skip norm than for its parts, but not for
-    an embedding with its norm; our kernels have the sums within them.
+    On CPUs, ONNX Runtime from 1.30 on is slower with a skip norm than with its parts, but not with
+    an embedding with its norm; our kernels include the sums.
     """
     kinds = _kinds(settings)
     splits = list(_splits(original, kinds)) if kinds else []
@@ -75,7 +75,7 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
         return
     copy = original.clone()
     if any(node.op_type == "SkipGroupNorm" for node in all_nodes(copy)):
-        fill_types(copy)  # which it is split by
+        fill_types(copy)  # by which it is split
     builder = Builder(copy)
     for node in list(all_nodes(copy)):
         if (node.domain, node.op_type) not in SPLITTERS:
@@ -88,7 +88,7 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
 
 
 def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:
-    """Whether a value is computed as the split computes its part of it."""
+    """Whether a value is computed in the same way as a part of the split."""
     if part is None or value is None:
         return part is value
     expected, node = part.producer(), value.producer()
@@ -123,7 +123,7 @@ def _join(
     found: Mapping[int, ir.Value | None],
     values: Mapping[str | None, ir.Value],
 ) -> None:
-    """Put the skip norm in the place of its parts; what else reads one of these keeps it."""
+    """Replace the parts by the skip norm; a part with another reader is kept."""
     results = {index: value for index, value in found.items() if value is not None}
     nodes = [match.nodes[part] for part in split.parts if part in match.nodes]
     made = {value.producer() for value in results.values()}

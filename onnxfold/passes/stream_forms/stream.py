@@ -1,9 +1,9 @@
-"""A stream: all points that a norm's input moves with, and whether each can do without a channel.
+"""A stream: all points that move with a norm's input, and whether each can omit a channel.
 
     x = E v,  v = x[:-1],  x_d = -(v_1 + ... + v_(d-1))        for mean(x) = 0
 
-What acts on every channel alike commutes with leaving one out, f(x1, x2)[:-1] = f(v1, v2), and a
-linear layer A u + b gives v without the last row of A and of b.
+An operator that treats every channel equally commutes with omitting one, f(x1, x2)[:-1] = f(v1,
+v2), and a linear layer A u + b computes v without the last row of A and of b.
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
 """
@@ -35,7 +35,7 @@ from onnxfold.weights.narrow import refuse_narrow
 class Stream:
     """The points of a stream in the order found; ``entries`` keep their last channel.
 
-    ``starts`` are given by norms without it.
+    norms write ``starts`` without it.
     """
 
     weights: list[Point] = field(default_factory=list)
@@ -58,16 +58,19 @@ def stream_of(
     start: Point,
     norms: Mapping[ir.Node, NormSite | None],
 ) -> Stream | Refusal:
-    """Return the stream that ``start`` belongs to, or the first reason why it must keep a channel.
+    """Return the stream of ``start``, or the first reason why it must keep a channel.
 
-    ``norms``: the nodes of all norms, with those that could be CRMSNorms.
+    ``norms``: the nodes of all norms, including those that could be CRMSNorms.
     """
     walk = StreamWalk(info, transfers, norms)
     return walk.run(start) or walk.stream
 
 
 class StreamWalk:
-    """Finds a stream; what may be cut, where it enters and which norms end it, others may say."""
+    """Walk over a stream.
+
+    Subclasses decide what may be cut, where it enters and which norms end it.
+    """
 
     def __init__(
         self, info: ModelInfo, transfers: ModelTransfers, norms: Mapping[ir.Node, NormSite | None]
@@ -86,7 +89,7 @@ class StreamWalk:
         return why or self._refuse_sizes()
 
     def _refuse_sizes(self) -> Refusal | None:
-        """Say who is told a number of channels that is not the stream's own, or None."""
+        """Refuse a fixed number of channels that is not the stream's own, or return None."""
         axes = self.stream.channels
         for point, shape in self._shapes:
             position = point.fiber.blocks[0].axis - _start_of(self.info, shape)
@@ -96,7 +99,7 @@ class StreamWalk:
         return None
 
     def _is_own(self, told: SizeReader, axes: Mapping[ir.Value, int]) -> bool:
-        """Whether a size is that of the channels of a value of the stream."""
+        """Whether a size is the number of channels of a value of the stream."""
         node, index = told.reader.node, told.reader.index
         if not takes_shape(node) or index != 1:
             return False
@@ -120,7 +123,7 @@ class StreamWalk:
         return None
 
     def backward(self, point: Point) -> Refusal | None:
-        """Take what a point is computed from into the stream, or say why it cannot be."""
+        """Add the operands of a point to the stream, or return why that is impossible."""
         if self.info.tensor(point.value) is not None:
             self.stream.weights.append(point)
             return self.refuse_weight(point)
@@ -134,7 +137,7 @@ class StreamWalk:
         return self._through(point, origin)
 
     def enters(self, point: Point, origin: Backward) -> bool:
-        """Whether the stream starts with what this value is computed from."""
+        """Whether the stream starts with the operands of this value."""
         del point
         return isinstance(origin, ZeroMean)
 
@@ -160,7 +163,7 @@ class StreamWalk:
         return None
 
     def refuse_weight(self, point: Point) -> Refusal | None:
-        """Say why a weight cannot be without a channel, or None."""
+        """Return why a weight cannot omit a channel, or None."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
             sentence = f"'{name}' holds no floats"
@@ -186,11 +189,11 @@ class StreamWalk:
         return None
 
     def ends(self, point: Point, site: NormSite) -> bool:
-        """Whether a norm, one of whose nodes reads a point, normalises it."""
+        """Whether a norm, one of whose nodes reads a point, normalizes it."""
         return site.input is point.value and site.fiber == point.fiber
 
     def read(self, point: Point, reader: Reader) -> Refusal | None:
-        """Take a reader into the stream, or say why it must see every channel."""
+        """Add a reader to the stream, or return why it needs every channel."""
         if reader.node in self._norms:
             site = self._norms[reader.node]
             if site is not None and self.ends(point, site):
@@ -223,7 +226,7 @@ def _reads_in_full(
 
 
 def _start_of(info: ModelInfo, shape: ir.Node) -> int:
-    """Return the axis whose size a Shape node tells first."""
+    """Return the axis of the first size that a Shape node reads."""
     start = shape.attributes.get_int("start", 0)
     return start + (info.rank(shape.inputs[0]) or 0) if start < 0 else start
 
@@ -233,7 +236,7 @@ def _broken(name: str, sentence: str) -> Refusal:
 
 
 def _names_sizes(info: ModelInfo, node: ir.Node, fiber: Fiber) -> bool:
-    """Whether a Slice says where along the channels it begins and ends, which would be others."""
+    """Whether a Slice has explicit bounds along the channels, which would change."""
     if row_of(node).family is not Family.SLICE:
         return False
     axes = sliced_axes(info, node)
