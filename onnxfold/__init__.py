@@ -1,7 +1,7 @@
 """onnxfold: the same function with cheaper normalization.
 
-Every LayerNorm of an ONNX model that can exactly become an RMSNorm does; the weights before it
-carry the centring.  ``import onnxfold`` is light: each name below is loaded when first used.
+Every LayerNorm of an ONNX model that can exactly become an RMSNorm does; the weights upstream carry
+the centering. ``import onnxfold`` is light: each name below is loaded when first used.
 """
 
 from __future__ import annotations

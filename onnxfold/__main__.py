@@ -6,10 +6,10 @@ from onnxfold.errors import CommandInterruptedError, OnnxfoldError
 
 
 def run() -> None:
-    """Run the command line in a process of its own, but for the server, which has its signals."""
+    """Run the command line in a separate process, except the server, which handles signals."""
     try:
         _run()
-    except KeyboardInterrupt:  # before the command has begun, as in an import
+    except KeyboardInterrupt:  # before the command has started, as in an import
         sys.exit(CommandInterruptedError.exit_code)
 
 
@@ -28,7 +28,8 @@ def _run() -> None:
 
 
 def _command_line() -> None:
-    # Here, so that what waits is small, and shares no memory that the work would have to copy.
+    # Imported here, so that the waiting process is small, and shares no memory that the work would
+    # copy.
     from onnxfold.cli.application import main
 
     main()

@@ -1,4 +1,4 @@
-"""Errors that a user can meet, each with the exit code that the command line gives for it."""
+"""Errors for the user, each with its exit code of the command line."""
 
 import re
 from typing import ClassVar
@@ -17,7 +17,7 @@ class OnnxfoldError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message as it was written, with flags: for documents and other processes."""
+        """The message as it was written, with flags, for documents and other processes."""
         return super().__str__()
 
 
@@ -28,7 +28,7 @@ class VerificationError(OnnxfoldError):
 
 
 class PassCheckError(VerificationError):
-    """The check failed, and without one of the passes, which can be left out, it may not."""
+    """The check failed, and may pass without one of the optional passes."""
 
     def __init__(self, message: str, name: str):
         super().__init__(message)
@@ -36,20 +36,20 @@ class PassCheckError(VerificationError):
 
 
 class WeightOverflowError(VerificationError):
-    """A weight holds inf or NaN, or its type cannot hold its edited values.
+    """A weight contains inf or NaN, or its type cannot represent its edited values.
 
-    Found only when the weight is computed; the plan is then made again without it.
+    This is only found when the weight is computed; the plan is then made again without it.
     """
 
 
 class UnchangedError(OnnxfoldError):
-    """Nothing could be improved, and the user asked for that to be an error."""
+    """Nothing could be improved, and the user asked for an error in this case."""
 
     exit_code: ClassVar[int] = 1
 
 
 class CommandInterruptedError(OnnxfoldError):
-    """The user ended a command, as by Ctrl-C; the message says what was written by then."""
+    """The user ended a command, as by Ctrl-C; the message reports what was written by then."""
 
     exit_code: ClassVar[int] = 130
 
@@ -58,7 +58,7 @@ class CommandInterruptedError(OnnxfoldError):
 
 
 class UsageError(OnnxfoldError):
-    """An option or argument makes no sense, alone or with the others."""
+    """An option or argument is invalid, alone or with the others."""
 
     exit_code: ClassVar[int] = 2
 
@@ -70,13 +70,13 @@ class ModelError(OnnxfoldError):
 
 
 class DataError(OnnxfoldError):
-    """A data file cannot be read, or its data does not suit the model."""
+    """A data file cannot be read, or its data does not fit the model."""
 
     exit_code: ClassVar[int] = 3
 
 
 class DependencyError(OnnxfoldError, ImportError):
-    """A package is missing, or older than what another one was built for."""
+    """A package is missing, or older than another one requires."""
 
 
 class InvariantError(OnnxfoldError):
@@ -86,11 +86,11 @@ class InvariantError(OnnxfoldError):
 
 
 def misfit(error: Exception) -> DependencyError | None:
-    """Return what an error of an import says about the installed packages, with the remedy."""
+    """Return the problem of the installed packages behind an import error, with the remedy."""
     if isinstance(error, ImportError):
         ours = str(error.name).startswith("onnxfold")
     else:
-        kind = type(error)  # not imported: older versions of protobuf have no VersionError
+        kind = type(error)  # not imported, because older versions of protobuf lack VersionError
         ours = kind.__name__ != "VersionError" or not kind.__module__.startswith("google.protobuf")
     if ours:
         return None
@@ -101,21 +101,21 @@ def misfit(error: Exception) -> DependencyError | None:
 
 
 def printable(text: str, also: str = "") -> str:
-    """Return a text with what is no visible character escaped, but for the characters of `also`.
+    """Return a text with invisible characters escaped, except the characters of `also`.
 
-    Names in a model may hold anything: what moves a terminal's cursor, ends a line or turns the
+    Names in a model are arbitrary: they may move a terminal's cursor, end a line or reverse the
     direction of reading.
     """
     return "".join(c if c.isprintable() or c in also else ascii(c)[1:-1] for c in text)
 
 
 _LONGEST_LINE = 300
-# ONNX Runtime begins with a number and the path, and names a place in its sources.
+# ONNX Runtime starts with a number and the path, and names a place in its sources.
 _NUMBER = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (Load model from .*? failed:)?")
 _PLACE = re.compile(r"/\S*onnxruntime_src/\S+:\d+ [^()]*\((?:[^()]|\([^()]*\))*\)( const)? ")
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error of another library says, as one line of at most 300 characters."""
+    """Return the message of another library's error, as one line of at most 300 characters."""
     text = _PLACE.sub("", _NUMBER.sub("", " ".join(str(error).split())))
     return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + "..."

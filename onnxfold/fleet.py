@@ -1,7 +1,7 @@
-"""Many models: which they are, where their results go, and the work on each, here or on Ray.
+"""Many models: finding them, their destinations, and the work on each, here or on Ray.
 
-Models are spread, never the parts of one.  What goes wrong with one is its row, and the others go
-on.
+Models are distributed, never parts of one. An error of one is recorded in its row, and the others
+continue.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 
 from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, UsageError, one_line
 
-LOCAL = "local"  # the address of a cluster that is started here, and ended with the work
+LOCAL = "local"  # the address of a cluster that is started here, and stopped after the work
 _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A model, and where its result goes; None where nothing is written."""
+    """A model and its destination, or None if nothing is written."""
 
     model: Path
     output: Path | None
 
 
-# The work on a model gives what is to be known of it, or raises an OnnxfoldError. Ray pickles it.
+# The work on a model returns its facts, or raises an OnnxfoldError. Ray pickles it.
 Work = Callable[[Path, Path | None], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """What came of one model: what the work found, or the error."""
+    """The outcome for one model: the facts, or the error."""
 
     model: str
     output: str | None
@@ -44,20 +44,20 @@ class FleetRow:
     exit_code: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON document: what was found beside the other fields."""
+        """Return a JSON document: the facts and the other fields."""
         known = {"model": self.model, "output": self.output}
         return {**known, **self.found, "error": self.error, "exit_code": self.exit_code}
 
     @property
     def failure(self) -> str | None:
-        """The error, which names the model; None without one."""
+        """The error, which names the model, or None."""
         if self.error is None or self.model in self.error:
             return self.error
         return f"{self.model}: {self.error}"
 
 
 def models_of(path: Path, without: Path | None = None) -> list[Path]:
-    """Return a model, or every .onnx file under a folder but those under the folder ``without``.
+    """Return a model, or every .onnx file under a folder except those under ``without``.
 
     Raises UsageError for a folder without any.
     """
@@ -75,10 +75,10 @@ def models_of(path: Path, without: Path | None = None) -> list[Path]:
 
 
 def errands(given: Sequence[Path], folder: Path | None) -> list[Errand]:
-    """Return every model that is given, a folder's in the same places under the folder of results.
+    """Return every given model; a folder's keep their relative paths under the results folder.
 
-    Raises UsageError for a folder without models, for a folder of results that is a file, where two
-    results would have one path, and where one would replace a model.
+    Raises UsageError for a folder without models, for a results folder that is a file, if two
+    results would have one path, and if one would replace a model.
     """
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: it is a file; name a folder for the results")
@@ -107,9 +107,9 @@ def spread(
 ) -> Iterator[FleetRow]:
     """Yield the rows of models as they are done, ``jobs`` of them at once.
 
-    ``ray`` is the address of a cluster whose nodes find all files under their paths, and each of
-    whose tasks takes so many ``cpus``; "local" starts one here.  Raises UsageError without Ray or
-    the cluster.
+    ``ray`` is the address of a cluster whose nodes find all files under their paths, and whose
+    tasks each use so many ``cpus``; "local" starts one here. Raises UsageError without Ray or the
+    cluster.
     """
     if ray is not None:
         yield from _in_cluster(work, todo, ray, cpus)
@@ -125,7 +125,7 @@ def spread(
 
 
 def attempted(work: Work, errand: Errand) -> FleetRow:
-    """Do the work on one model; what goes wrong is in its row."""
+    """Do the work on one model; an error is recorded in its row."""
     output, names = errand.output, _names(errand)
     try:
         if output is not None:
@@ -135,7 +135,7 @@ def attempted(work: Work, errand: Errand) -> FleetRow:
         return FleetRow(*names, error=str(error), exit_code=error.exit_code)
     except OSError as error:
         return FleetRow(*names, error=one_line(error), exit_code=ModelError.exit_code)
-    except Exception as error:  # a defect, which is told, and ends the work on this model alone
+    except Exception as error:  # a defect, which is reported and ends only this model's work
         what = f"internal error, {type(error).__name__}: {one_line(error)}"
         return FleetRow(*names, error=what, exit_code=InvariantError.exit_code)
 
@@ -168,9 +168,9 @@ def _absolute(path: Path | None) -> Any:
 
 @contextmanager
 def connected(address: str, doing: str) -> Iterator[Any]:
-    """Connect to the cluster at an address, and give Ray.
+    """Connect to the cluster at an address, and yield Ray.
 
-    Raises UsageError where Ray is not installed or there is no such cluster.
+    Raises UsageError if Ray is not installed or the cluster does not exist.
     """
     from onnxfold.inputs.data.shards import optional  # here, for one model needs no inputs
 
@@ -189,7 +189,7 @@ def connected(address: str, doing: str) -> Iterator[Any]:
 def _await(address: str) -> None:
     """Connect to HOST:PORT, where Ray would try for minutes and then end the process.
 
-    Raises OSError where nothing answers.
+    Raises OSError if nothing answers.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():

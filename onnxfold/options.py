@@ -1,4 +1,4 @@
-"""What a user can ask of optimize: every option, declared once; light to import."""
+"""The options of optimize, each declared once; light to import."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from onnxfold.errors import UsageError
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
-# Threads of ONNX Runtime that wait for each other spin: of more than the cores each one costs time,
-# and 1,000 on two cores do not come to an end.  What is set for a larger machine is taken.
+# Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
+# 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
 _COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
-# What models run on: texts as of the command line, or an array or a shape for each input by name.
+# Inputs to run models on: texts as on the command line, or an array or a shape by name.
 GivenInputs: TypeAlias = Mapping[str, Any] | Sequence[str] | str
 
 
 def member(kind: type[Choice], name: str, what: str) -> Choice:
-    """Return the member of a name; raises UsageError, which lists all, where there is none."""
+    """Return the member of a name; raises UsageError, which lists all, for an unknown one."""
     try:
         return kind(name)
     except ValueError as error:
@@ -32,29 +32,29 @@ def member(kind: type[Choice], name: str, what: str) -> Choice:
 
 
 class Target(StrEnum):
-    """What the output model is for, and so what it may contain."""
+    """The purpose of the output model, which limits its operators."""
 
     ONNX = "onnx"  # standard operators, for every runtime and tool
     ORT = "ort"  # the fastest operators of ONNX Runtime as it is
-    KERNELS = "kernels"  # functions, in whose place the onnxfold library puts its kernels
+    KERNELS = "kernels"  # functions, which the onnxfold library replaces by its kernels
 
 
 def target_named(name: str) -> Target:
-    """Return the target of a name; raises UsageError where there is none."""
+    """Return the target of a name; raises UsageError for an unknown one."""
     if name == "portable":
         raise UsageError("the target 'portable' is called 'kernels' now")
     return member(Target, name, f"target '{name}'")
 
 
 class Device(StrEnum):
-    """What a file for target ORT is to be fastest on."""
+    """The device for which a file for target ORT is fastest."""
 
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class Defer(StrEnum):
-    """Which norms hand their scale on, to be multiplied behind linear layers or cancelled."""
+    """Which norms defer their scale, to be multiplied after linear layers or canceled."""
 
     OFF = "off"
     AUTO = "auto"  # with targets that were measured to gain by it
@@ -65,26 +65,26 @@ class FuseAffine(StrEnum):
     """Which gammas, betas and scales move into linear layers."""
 
     ALWAYS = "always"  # whatever can, a new Add for a beta among it
-    AUTO = "auto"  # what takes an operator or operand away, or does no harm
+    AUTO = "auto"  # those that save an operator or operand, or do no harm
     NEVER = "never"
 
 
 def fuse_affine_named(name: FuseAffine | str | bool) -> FuseAffine:
-    """Return the member of a name, or of whether anything moves; UsageError where there is none."""
+    """Return the member of a name, or of a boolean; raises UsageError for others."""
     if isinstance(name, bool):
         return FuseAffine.AUTO if name else FuseAffine.NEVER
     return member(FuseAffine, name, f"fuse_affine '{name}'")
 
 
 class Folding(StrEnum):
-    """Which of the norms that can fold do."""
+    """Which of the foldable norms are folded."""
 
     AUTO = "auto"  # those that do not cost more operators than they save
     ALWAYS = "always"  # wherever it is exact
 
 
 class WrittenForm(StrEnum):
-    """How the norms are written that a fold could make RMS norms."""
+    """The spelling of norms that a fold could make RMS norms."""
 
     AUTO = "auto"
     OP = "op"  # RMSNormalization
@@ -93,28 +93,28 @@ class WrittenForm(StrEnum):
 
 
 class Conversion(StrEnum):
-    """The form that ``convert`` gives the norms."""
+    """The form to which ``convert`` changes the norms."""
 
-    RMS = "rms"  # LayerNorm to RMSNorm, over streams that are centred in the weights
+    RMS = "rms"  # LayerNorm to RMSNorm, over streams centered in the weights
     CRMS = "crms"  # RMSNorm of a zero-mean stream to CRMSNorm of the stream without a channel
     LAYER = "layer"  # RMSNorm of a zero-mean stream to LayerNorm
 
 
 def conversion_named(name: str) -> Conversion:
-    """Return the conversion of a name; raises UsageError where there is none."""
+    """Return the conversion of a name; raises UsageError for an unknown one."""
     return member(Conversion, name, f"conversion to '{name}'")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user can ask of optimize and convert; the fields are the options of their commands.
+    """The options of optimize and convert, equal to the options of their commands.
 
-    ``convert_to`` asks for one form of the norms and nothing else; ``shift`` seeds the shifts of
-    the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
-    where ``multiple_of`` divides that, and gives linear layers as few with ``change_readers``,
-    which moves gamma and beta into them.  ``defer_means``: deferral takes LayerNorms too that keep
-    their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both
-    models are run on: 0 proves the result and runs nothing, None does neither.
+    ``convert_to`` changes only the form of the norms; ``shift`` seeds the shifts of the weights
+    upstream of LayerNorms that ignore them; CRMS stores a stream of d - 1 channels only if
+    ``multiple_of`` divides that, and passes as few to linear layers with ``change_readers``, which
+    moves gamma and beta into them. ``defer_means``: deferral includes LayerNorms that keep their
+    mean, whose rounding grows with |mean| / std. ``check`` is the number of inputs that both models
+    are run on: 0 proves the result and runs nothing, None does neither.
     """
 
     target: Target = Target.ONNX
@@ -156,20 +156,20 @@ class Options:
 
 
 def check_threads(name: str, count: int) -> None:
-    """Raise UsageError for more threads or processes than this machine can make use of."""
+    """Raise UsageError for more threads or processes than this machine can use."""
     most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * (os.cpu_count() or 1))
     if count > most:
         raise UsageError(f"{name} must be {most} or less on this machine, not {count}")
 
 
 def check_number(name: str, number: float | None) -> None:
-    """Raise UsageError where a number of an option is negative or none."""
+    """Raise UsageError if the number of an option is negative or not a number."""
     if number is not None and not number >= 0:
         raise UsageError(f"{name} must be 0 or more, not {number}")
 
 
 def bytes_of(gigabytes: float | None) -> int | None:
-    """Return GB in bytes; raises UsageError where they are not positive, or no number."""
+    """Return GB in bytes; raises UsageError if it is not a positive number."""
     if gigabytes is None:
         return None
     if not 0 < gigabytes < inf:

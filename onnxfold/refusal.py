@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class RefusalCode(StrEnum):
-    """Why something was left as it was."""
+    """The reason why something was not changed."""
 
     ACTIVATION = "activation"
     AFFINE_NORM_OUTPUT = "affine_norm_output"
@@ -49,7 +49,7 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a value cannot be centred or a norm cannot be folded, and which nodes are at fault."""
+    """A reason why a value is not centered or a norm is not folded, with the nodes at fault."""
 
     code: RefusalCode
     sentence: str
@@ -62,7 +62,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a code means, and what can be done about it."""
+    """The meaning of a code, and the remedy."""
 
     meaning: str
     remedy: str

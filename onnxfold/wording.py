@@ -1,6 +1,6 @@
-"""How a sentence names an option: as an argument of Python, on the command line as a flag.
+"""How a sentence names an option: as an argument in Python, as a flag on the command line.
 
-Sentences are written with flags.  What Python shows of them names the arguments instead.
+Sentences are written with flags. For Python the flags are replaced by arguments.
 """
 
 import re
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# The values of options that a sentence names without quotation marks.
+# The option values that a sentence names without quotation marks.
 CHOICES = frozenset(
     "all always auto cpu crms cuda decomposed kernels layer never off onnx op ort rms".split()
 )
-# The arguments of flags that take no value, and those of another name.
+# The arguments of flags without a value, and those with another name.
 _ARGUMENTS = {
     "blame": "blame=True",
     "chain": "chains=",
@@ -36,7 +36,7 @@ _INPUT = re.compile(r"--inputs (?P<name>\S+):(?P<value>file\.npy|\.\.\.)")
 
 @dataclass(slots=True)
 class _Speaker:
-    """Whether sentences name flags: in the process of a command."""
+    """Whether sentences name flags, as they do in the process of a command."""
 
     flags: bool = False
 
@@ -46,7 +46,7 @@ _SPEAKER = _Speaker()
 
 @contextmanager
 def naming_flags() -> Iterator[None]:
-    """Let sentences name flags, as those of a command do."""
+    """Make sentences name flags, as on the command line."""
     before, _SPEAKER.flags = _SPEAKER.flags, True
     try:
         yield
@@ -55,7 +55,7 @@ def naming_flags() -> Iterator[None]:
 
 
 def worded(sentence: str) -> str:
-    """Return a sentence that names flags in the words of who reads it."""
+    """Return a sentence that names flags in the words of its reader."""
     if _SPEAKER.flags or "--" not in sentence:
         return sentence
     return _FLAG.sub(_argument, _INPUT.sub(_input, sentence))

@@ -1,4 +1,4 @@
-"""The Python interface: a function for each command, for every kind of model that it takes."""
+"""The Python interface: a function for each command, for every supported kind of model."""
 
 from onnxfold.api.comparing import bench, verify
 from onnxfold.api.looking import diff, inspect, measure

@@ -41,16 +41,16 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
 ) -> Verification | BudgetVerification:
     """Check that ``rewritten`` computes what ``original`` does, relative to its rounding error.
 
-    Both are what :func:`optimize` takes, and so are ``inputs``; ``memory`` is how many GB the
-    comparison may take, by default most of what is free; ``data`` is a file or folder whose first
-    ``rows`` rows (32) both run on besides ``samples`` drawn ones.  With ``metric`` (relative,
-    cosine, top1, kl, or several) an error budget decides instead: ``max_error``, or what is usual
-    for the precision of ``rewritten`` (docs/verify.md); inputs are then drawn only where there is
-    no data, or ``samples`` are asked for.  ``blame``: name the nodes at fault on failure.
-    ``limit`` is how many times the original's own rounding error passes, ``rtol`` and ``atol``
-    demand more.  Raises ModelError when a model cannot be read or run, VerificationError where
-    ``rewritten`` is not a counterpart or does not run.  A difference is not an error: the
-    result has ``passed`` False.
+    Both are models as for :func:`optimize`, and so are ``inputs``; ``memory`` is how many GB the
+    comparison may use, by default most of what is free; ``data`` is a file or folder whose first
+    ``rows`` rows (32) both run on in addition to ``samples`` drawn ones. With ``metric`` (relative,
+    cosine, top1, kl, or several) an error budget decides instead: ``max_error``, or the default for
+    the precision of ``rewritten`` (docs/verify.md); inputs are then drawn only without data, or if
+    ``samples`` is given. ``blame``: name the nodes at fault on failure. ``limit`` is the allowed
+    multiple of the original's own rounding error; ``rtol`` and ``atol`` are additional bounds.
+    Raises ModelError if a model cannot be read or run, VerificationError if ``rewritten`` has
+    another interface or does not run. A difference is not an error: the result has ``passed``
+    False.
     """
     from onnxfold.check.compare import verify as compare
     from onnxfold.check.compare import verify_within
@@ -101,7 +101,7 @@ def _check_metrics(
     rows: int | None,
     bounds: Mapping[str, float | None],
 ) -> None:
-    """Raise UsageError for options of a verification that have no meaning together."""
+    """Raise UsageError for options of a verification that conflict."""
     if limits and not metrics:
         raise UsageError("--max-error needs --metric, which says what it limits")
     if rows is not None:
@@ -124,9 +124,9 @@ def bench(
 ) -> "Benchmark":
     """Time model files against each other in ONNX Runtime, with and without onnxfold's kernels.
 
-    The first is what ``others`` are compared with; runs are interleaved, and all get the same
-    ``inputs``, which are what :func:`optimize` takes.  Raises UsageError for options that make no
-    sense, ModelError when a model cannot be read or run, OnnxfoldError without onnxruntime.
+    ``others`` are compared with the first; runs are interleaved, and all get the same ``inputs``,
+    as for :func:`optimize`. Raises UsageError for invalid options, ModelError if a model cannot be
+    read or run, OnnxfoldError without onnxruntime.
     """
     from onnxfold.runtime.bench import bench as timed
 

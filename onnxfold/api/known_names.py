@@ -1,4 +1,4 @@
-"""A call by a name that a function does not have says which one was meant."""
+"""Suggestions for a call with an unknown argument name."""
 
 import difflib
 import inspect
@@ -11,7 +11,7 @@ _R = TypeVar("_R")
 
 
 def suggesting(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a function raise TypeError, with the argument that is nearest, for one it lacks."""
+    """Make a function raise TypeError for an unknown argument, with the nearest known one."""
     known = tuple(inspect.signature(function).parameters)
 
     @wraps(function)

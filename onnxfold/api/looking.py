@@ -1,4 +1,4 @@
-"""Functions that look at models and change nothing: inspect, diff, measure."""
+"""Functions that read models and change nothing: inspect, diff, measure."""
 
 import os
 from collections.abc import Sequence
@@ -47,11 +47,10 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
     fold: Folding | str = Folding.AUTO,
     nodes: bool = False,
 ) -> Inspection:
-    """Return what every norm of a model is, whether it folds, and otherwise why not.
+    """Return the kind of every norm of a model, whether it folds, and otherwise why not.
 
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model, a torch.onnx.ONNXProgram or an
-    onnx_graphsurgeon.Graph.  ``nodes``: list every node too.  Raises ModelError when it cannot be
-    read.
+    onnx_graphsurgeon.Graph. ``nodes``: list every node too. Raises ModelError if it cannot be read.
     """
     source = open_source(model)
     settings = Settings(
@@ -79,9 +78,9 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
 def diff(first: Any, second: Any, *, sessions: bool = True, nodes: bool = False) -> dict[str, Any]:
     """Return two models in numbers: operators, parameters, bytes, and what norms cost.
 
-    Both are what :func:`optimize` takes.  ``sessions``: count what ONNX Runtime makes of them too,
-    where both are paths and it is installed.  ``nodes``: list the nodes and weights that differ.
-    Raises ModelError when a model cannot be read.
+    Both are models as for :func:`optimize`. ``sessions``: also count what ONNX Runtime executes, if
+    both are paths and it is installed. ``nodes``: list the nodes and weights that differ. Raises
+    ModelError if a model cannot be read.
     """
     sources = [open_source(model) for model in (first, second)]
     paths = [source.path for source in sources if source.path is not None]
@@ -119,14 +118,14 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
     seed: int = 0,
     progress: Stages | None = None,
 ) -> dict[str, Any]:
-    """Return angles, lengths and means of what every norm of a model reads and writes over data.
+    """Return angles, lengths and means of the inputs and outputs of every norm over data.
 
-    ``data`` is a file or folder (docs/geometry.md), or None for made-up inputs; ``batch`` to
-    ``seed`` are the fields of :class:`onnxfold.inputs.data.DataOptions`, which say how it is read.
-    The result does not depend on ``workers``, nor on ``ray``, the address of the cluster whose they
-    are ("local" starts one).  Angles are in degrees.  Raises UsageError for options that make no
-    sense, DataError for data that cannot be read or does not suit the model, ModelError for a model
-    that cannot be run or has no norm.
+    ``data`` is a file or folder (docs/geometry.md), or None for synthetic inputs; ``batch`` to
+    ``seed`` are the fields of :class:`onnxfold.inputs.data.DataOptions` for reading it. The result
+    does not depend on ``workers``, nor on ``ray``, the address of a cluster for them ("local"
+    starts one). Angles are in degrees. Raises UsageError for invalid options, DataError for data
+    that cannot be read or does not fit the model, ModelError for a model that cannot be run or
+    lacks norms.
     """
     from onnxfold.geometry import Measuring, measured
     from onnxfold.inputs.data import DataOptions

@@ -73,14 +73,13 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     """Fold every LayerNorm that can exactly become an RMSNorm, prove and verify the result.
 
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model, a torch.onnx.ONNXProgram or an
-    onnx_graphsurgeon.Graph.  Without ``output`` the result's ``model`` is of the same kind, and an
-    onnx.ModelProto for a path; with it, the path that was written.  The other arguments are the
-    fields of :class:`Options` and the options of the command; ``inputs`` also takes an array or a
-    shape for each input by name, ``{"ids": array, "mask": (1, 128)}``.
+    onnx_graphsurgeon.Graph. Without ``output`` the result's ``model`` is of the same kind, or an
+    onnx.ModelProto for a path; with it, it is the path that was written. The other arguments are
+    the fields of :class:`Options` and the options of the command; ``inputs`` may also be an array
+    or a shape for each input by name, ``{"ids": array, "mask": (1, 128)}``.
 
-    Raises VerificationError when the result does not compute the same function (then nothing is
-    written), UsageError for options that make no sense, ModelError when the model cannot be read
-    or written.
+    Raises VerificationError if the result does not compute the same function (then nothing is
+    written), UsageError for invalid options, ModelError if the model cannot be read or written.
     """
     chosen = _chosen(
         target=target,
@@ -143,20 +142,21 @@ def convert(  # noqa: PLR0913  # each is an option of the command line
     fail_if_unchanged: bool = False,
     progress: Stages | None = None,
 ) -> Result:
-    """Give the norms of a model another form and change nothing else; prove and verify the result.
+    """Change only the form of a model's norms; prove and verify the result.
 
-    RMS: x = A u + b with mean 0 has RMS(x) = LN(x), so weights before LayerNorms are centred.
-    CRMS: such a stream is stored without its last channel, x = E v, and its norms are CRMSNorms of
-    v, which give all channels of x; scales before them move into the linear layers first.  Streams
-    of d channels stay where ``multiple_of`` does not divide d - 1: padding would give d again.
-    With ``change_readers`` norms give d - 1 channels where only linear layers read them, which take
-    gamma, beta and A - 1 a', a the last row of A, without that row.
-    LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift`` seeds
-    arbitrary c and d of A + 1 c' and b + d 1 in the weights before LayerNorms, which see neither.
-    (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and appendix C.)
+    RMS: x = A u + b with mean 0 satisfies RMS(x) = LN(x), so weights upstream of LayerNorms are
+    centered. CRMS: such a stream is stored without its last channel, x = E v, and its norms become
+    CRMSNorms of v, which output all channels of x; scales before them move into the linear layers
+    first. Streams of d channels stay if ``multiple_of`` does not divide d - 1, because padding
+    would restore d. With ``change_readers`` norms read only by linear layers output d - 1 channels;
+    the layers absorb gamma and beta and become A - 1 a', with a the last row of A, without that
+    row. LAYER: an RMSNorm whose input has mean 0 by the weights becomes LayerNorm again; ``shift``
+    seeds arbitrary c and d of A + 1 c' and b + d 1 in the weights upstream of LayerNorms, which
+    ignore both. (Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3 and
+    appendix C.)
 
-    The other arguments are those of :func:`optimize` that move no gamma, beta or scale;
-    ``norm_form`` is how RMS is written.  Raises what :func:`optimize` raises, UsageError for
+    The other arguments are as in :func:`optimize`, without those that move gamma, beta or scales;
+    ``norm_form`` is the spelling of RMS. Raises what :func:`optimize` raises, UsageError for
     ``shift`` with another form than LAYER, ``norm_form`` with another than RMS and ``multiple_of``
     or ``change_readers`` with another than CRMS.
     """
@@ -216,7 +216,7 @@ def _check_conversion(
 def _chosen(
     *, target: Target | str, fuse_affine: FuseAffine | str | bool, **options: Any
 ) -> Options:
-    """Return the options with names read; raises UsageError for what makes no sense together."""
+    """Return the options with names read; raises UsageError for conflicting ones."""
     named = {
         name: member(kind, options[name], f"{name} '{options[name]}'")
         for name, kind in _CHOICES.items()
@@ -240,7 +240,7 @@ def _chosen(
 def _run(
     model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
 ) -> Result:
-    """Load a model, run the passes that are chosen, give the result back or write it."""
+    """Load a model, run the chosen passes, return or write the result."""
     _check_late_options(chosen)
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
@@ -253,19 +253,19 @@ def _run(
         if output is not None and not chosen.dry_run:
             model_io.read_ahead(source.model)
     if source.path is not None and output is None and not chosen.dry_run:
-        model_io.check_embeddable(source.model)  # it is given back in memory
+        model_io.check_embeddable(source.model)  # the result is returned in memory
     if chosen.share_weights and output is not None:
         if chosen.save_as_external_data is False:
             raise UsageError("shared weights are external data, which the model must not have")
         model_io.check_sharing(source.model, source.path, output)
-    # Weights may hold inf and NaN; what comes of them is compared with the original.
+    # Weights may contain inf and NaN; the results are compared with the original.
     with np.errstate(all="ignore"), error_context(source):
         _check_given_inputs(source.model, chosen)
         return run(source, output, chosen, timer)
 
 
 def _check_given_inputs(model: ir.Model, chosen: Options) -> None:
-    """Raise UsageError, before the work, for inputs that the model does not have, or not so."""
+    """Raise UsageError, before the work, for inputs that the model lacks or that do not fit."""
     if chosen.inputs:
         from onnxfold.inputs import InputSpec, check_inputs
 
@@ -273,7 +273,7 @@ def _check_given_inputs(model: ir.Model, chosen: Options) -> None:
 
 
 def _check_late_options(chosen: Options) -> None:
-    """Raise UsageError, before the work, for what is not used until the check."""
+    """Raise UsageError, before the work, for options used only by the check."""
     if chosen.inputs:
         from onnxfold.inputs import InputSpec
 

@@ -1,4 +1,4 @@
-"""tune: chains of tools, of which the fastest right one is kept."""
+"""tune: chains of tools, of which the fastest correct one is kept."""
 
 import os
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ def tune(  # noqa: PLR0913  # each is an option of the command line
 
     The options are the fields of :class:`onnxfold.tuning.options.TuneOptions`, and ``precision``:
     "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget; several may be
-    given.  Raises VerificationError where nothing of what was asked for is right (then nothing is
-    written, and its ``result`` has every candidate), UsageError for options that make no sense,
-    ModelError for a model that no session takes.
+    given. Raises VerificationError if no requested candidate is correct (then nothing is written,
+    and its ``result`` has every candidate), UsageError for invalid options, ModelError for a model
+    that no session accepts.
     """
     from onnxfold.tuning import tuner as tuning
     from onnxfold.tuning.options import tune_options

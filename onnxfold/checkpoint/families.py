@@ -1,8 +1,8 @@
-"""What is known of the architectures: which linear layers read a norm, and which write the stream.
+"""The known architectures: which linear layers read a norm, and which write the stream.
 
-A name is that of a module below the base model, ``*`` a number.  Every tensor of a checkpoint must
-be named here, and its configuration must meet ``demands``: an architecture that is not known, or a
-variant that differs, is refused as a whole.
+A name is a module path below the base model; ``*`` is a number. Every tensor of a checkpoint must
+be named here, and its configuration must meet ``demands``: an unknown architecture or variant is
+refused as a whole.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm with gamma (and beta), and the linear layers that read it, and nothing else does.
+    """A norm with gamma (and beta), and the linear layers that are its only readers.
 
-    ``*`` in ``name`` is the number of the layer, the same as the first of each reader.
+    ``*`` in ``name`` is the number of the layer, equal to the first one in each reader.
     """
 
     name: str
@@ -24,14 +24,13 @@ class Norm:
 class Architecture:
     """Architectures with the same modules.
 
-    ``base``: the prefix of the base model's tensors in a model with a head.  ``norms`` read the
+    ``base``: the prefix of the base model's tensors in a model with a head. ``norms`` read the
     stream, to which only ``writers`` (linear layers) and ``tables`` add; ``last`` is the norm that
-    the ``head`` reads.  ``embedding`` is the table that a tied head shares, ``tied`` whether it is
-    where the configuration does not say.  ``subtracts_mean``: LayerNorm, otherwise RMSNorm.
-    ``inputs_first``: weights are [in, out], as GPT-2's Conv1D has them.  ``kept``: further modules,
-    with the reason why their numbers stay; ``others``: those that nothing is to be said of;
-    ``buffers``: tensors that are no weights.  ``demands``: what the configuration must say, where
-    it says anything.
+    the ``head`` reads. ``embedding`` is the table that a tied head shares, ``tied`` whether it is
+    tied by default. ``subtracts_mean``: LayerNorm, otherwise RMSNorm. ``inputs_first``: weights are
+    [in, out], as GPT-2's Conv1D has them. ``kept``: further modules, with the reason why they are
+    not changed; ``others``: modules without remarks; ``buffers``: tensors that are not weights.
+    ``demands``: the required values of the configuration, if present.
     """
 
     base: str
@@ -62,7 +61,7 @@ def _decoder(
     writers: tuple[str, ...] = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj"),
     **others: object,
 ) -> Architecture:
-    """Return a family of the shape of Llama."""
+    """Return a family with the structure of Llama."""
     norms = (
         Norm("layers.*.input_layernorm", attention),
         Norm("layers.*.post_attention_layernorm", mlp),

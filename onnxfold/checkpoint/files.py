@@ -1,4 +1,4 @@
-"""A checkpoint on disk: its configuration, its shards, and where in them every tensor lies."""
+"""A checkpoint on disk: its configuration, its shards, and the place of every tensor."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from onnxfold.model_io import one_line, show
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_LENGTH_BYTES = 8  # of the length of the header, with which a file begins
+_LENGTH_BYTES = 8  # bytes of the header length at the start of a file
 _BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "C64": 64}
 _TYPES: Mapping[str, npt.DTypeLike] = {
     "F64": np.float64,
@@ -41,17 +41,17 @@ class StoredTensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether it can be scaled and centred: float64, float32, float16 or bfloat16."""
+        """Whether it can be scaled and centered: float64, float32, float16 or bfloat16."""
         return self.dtype in _TYPES
 
     def numpy(self) -> Array:
-        """Read it, and no other."""
+        """Read only this tensor."""
         kind = np.dtype(_TYPES[self.dtype])
         array = np.fromfile(self.path, kind, prod(self.shape), offset=self.offset)
         return array.reshape(self.shape)
 
     def tensor(self) -> ir.LazyTensor:
-        """Return it as a tensor that is read whenever it is asked for."""
+        """Return it as a tensor that is read on every access."""
         dtype = ir.DataType.from_numpy(np.dtype(_TYPES[self.dtype]))
         return ir.LazyTensor(
             lambda: ir.Tensor(self.numpy(), dtype=dtype, name=self.name),
@@ -82,8 +82,8 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the configuration and the headers of a checkpoint.
 
-    Raises ModelError where the folder is none, a shard is missing or damaged, or a tensor is not in
-    the shard that the index names.
+    Raises ModelError if the folder does not exist, a shard is missing or damaged, or a tensor is
+    not in the shard given by the index.
     """
     if not folder.is_dir():
         raise ModelError(f"{show(folder)}: it is not a folder; give that of config.json")
@@ -139,7 +139,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 def _header(path: Path) -> Iterator[StoredTensor]:
     """Yield the tensors of a file in the order of their bytes, which follow without gaps.
 
-    The library has checked that: what is left is to count.
+    The library has checked that, so only the offsets are summed.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -159,7 +159,7 @@ def _header(path: Path) -> Iterator[StoredTensor]:
 
 
 def _bits(dtype: str) -> int:
-    """Return the bits of an element: the number in the name of a type says them."""
+    """Return the bits of an element, the number in the name of its type."""
     if dtype in _BITS:
         return _BITS[dtype]
     digits = "".join(c for c in dtype.partition("_")[0] if c.isdigit())

@@ -1,4 +1,4 @@
-"""A checkpoint from one folder into another: read, decide, write."""
+"""Folding of a checkpoint from one folder into another: read, decide, write."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,12 @@ from onnxfold.pipeline.stage_timer import Stages, StageTimer
 
 @dataclass(frozen=True, slots=True)
 class CheckpointResult:
-    """What became of a checkpoint.
+    """The result for a checkpoint.
 
-    ``folded``: the norms that are weightless now, each with the layers that took its gamma and
-    beta, or the LayerNorms whose stream has mean 0 now.  ``centred``: the modules that write that
-    stream.  ``left``: the norms that stay, with the reason.  ``not_copied``: files of the folder
-    that hold the weights in another format, and folders in it.
+    ``folded``: the norms that are now weightless, each with the layers that absorbed its gamma and
+    beta, or the LayerNorms whose stream now has mean 0. ``centred``: the modules that write that
+    stream. ``left``: the norms that stay, with the reason. ``not_copied``: subfolders, and files
+    with the weights in another format.
     """
 
     architecture: str
@@ -32,7 +32,7 @@ class CheckpointResult:
     nbytes: int | None
 
     def to_json(self) -> dict[str, object]:
-        """Return the report's form; ``bytes`` is None where nothing was written."""
+        """Return the report's form; ``bytes`` is None if nothing was written."""
         return {
             "schema": 1,
             "architecture": self.architecture,
@@ -55,16 +55,16 @@ def fold_checkpoint(
     exclude: str | None = None,
     progress: Stages | None = None,
 ) -> CheckpointResult:
-    """Give a Hugging Face checkpoint the same function with weightless norms or a centred stream.
+    """Fold a Hugging Face checkpoint: the same function with weightless norms or a centered stream.
 
-    ``folder`` holds config.json and model.safetensors or its shards; ``output`` is a new folder, or
-    None to plan and write nothing.  WEIGHTLESS: W* = W diag(gamma), b* = b + W beta, gamma* = 1,
-    beta* = 0, where linear layers alone read a norm.  RMS: everything that adds to the stream of
-    LayerNorms is centred, V = P W.  Products and means are float64 and are rounded once.  In memory
-    is one tensor at a time.
+    ``folder`` contains config.json and model.safetensors or its shards; ``output`` is a new folder,
+    or None to plan and write nothing. WEIGHTLESS: W* = W diag(gamma), b* = b + W beta, gamma* = 1,
+    beta* = 0, if only linear layers read a norm. RMS: everything that adds to the stream of
+    LayerNorms is centered, V = P W. Products and means are float64 and are rounded once. Only one
+    tensor is in memory at a time.
 
-    Raises ModelError for a checkpoint that cannot be read or is not known, UsageError for options
-    that make no sense.  Source: FlashNorm (Graef et al., 2024); Pre-RMSNorm (Jiang et al., 2023).
+    Raises ModelError for a checkpoint that cannot be read or is unknown, UsageError for invalid
+    options. Source: FlashNorm (Graef et al., 2024); Pre-RMSNorm (Jiang et al., 2023).
     """
     form, names = form_named(to), exclusion(exclude)
     source, target = Path(folder), None if output is None else Path(output)

@@ -1,12 +1,12 @@
-"""What changes in a checkpoint, and why the rest stays.
+"""The changes of a checkpoint, and why the rest stays.
 
-weightless: y = x̂ * gamma + beta is read by linear layers alone, so
+weightless: y = x̂ * gamma + beta is read only by linear layers, so
 
     W* = W diag(gamma),  b* = b + W beta,  gamma* = 1,  beta* = 0
 
-rms: LayerNorms see no shift of the stream, so every table and every linear layer that adds to it
-may lose its mean, V = P W; the stream then has mean 0 and LN(x) = RMS(x).  The files stay those of
-a model with LayerNorms, and of the same function.
+rms: LayerNorms ignore a shift of the stream, so every table and every linear layer that adds to it
+may lose its mean, V = P W; the stream then has mean 0 and LN(x) = RMS(x). The files remain a model
+with LayerNorms that computes the same function.
 
 Source: FlashNorm (Graef et al., 2024), section 1; Pre-RMSNorm Transformers, section 3.
 """
@@ -30,19 +30,19 @@ from onnxfold.options import member
 from onnxfold.weights.edited import Product, edited
 from onnxfold.weights.edits import Centre, Scale, Shift
 
-# Parts of a quantised module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
+# Parts of a quantized module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
 _QUANTISED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "absmax")
 
 
 class CheckpointForm(StrEnum):
-    """What becomes of the norms of a checkpoint."""
+    """The new form of the norms of a checkpoint."""
 
     WEIGHTLESS = "weightless"  # gamma and beta move into the linear layers that read them
-    RMS = "rms"  # what adds to the stream is centred, so that LayerNorm is RMSNorm
+    RMS = "rms"  # everything that adds to the stream is centered, so LayerNorm is RMSNorm
 
 
 def form_named(name: str) -> CheckpointForm:
-    """Return the form of a name; raises UsageError where there is none."""
+    """Return the form of a name; raises UsageError for an unknown one."""
     return member(CheckpointForm, name, f"form '{name}' of a checkpoint")
 
 
@@ -50,8 +50,8 @@ def form_named(name: str) -> CheckpointForm:
 class CheckpointPlan:
     """New tensors by name, computed when they are written; the norms that change and that stay.
 
-    ``merged``: the layers that take a norm's gamma and beta.  ``centred``: modules that write the
-    stream.  ``left``: why a norm stays.  ``cause``: the norms that change each tensor.
+    ``merged``: the layers that absorb a norm's gamma and beta. ``centred``: modules that write the
+    stream. ``left``: why a norm stays. ``cause``: the norms that change each tensor.
     """
 
     tensors: dict[str, ir.TensorProtocol] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def decide(
 ) -> CheckpointPlan:
     """Return what changes; ``unfit`` are norms that must stay, with the reason.
 
-    Raises ModelError for an architecture, a configuration or a tensor that is not known.
+    Raises ModelError for an unknown architecture, configuration or tensor.
     """
     model = _Model(checkpoint, _family(checkpoint))
     model.check()
@@ -142,7 +142,7 @@ class _Model:
         self.head = family.head if f"{family.head}.weight" in checkpoint.tensors else None
 
     def check(self) -> None:
-        """Refuse tensors that the family does not name: there may be other readers then."""
+        """Refuse tensors that the family does not name, because there may be other readers then."""
         family = self.family
         readers = (reader for norm in family.norms for reader in norm.readers)
         modules = [
@@ -163,7 +163,7 @@ class _Model:
                 )
 
     def matching(self, module: str) -> list[str]:
-        """Return the modules that a name with ``*`` stands for, by the tensors that there are."""
+        """Return the existing modules that match a name with ``*``."""
         pattern = _pattern(f"{self._prefix}{module}.weight")
         found = (name for name in self.checkpoint.tensors if pattern.fullmatch(name))
         return sorted((name.removesuffix(".weight") for name in found), key=_by_number)
@@ -194,7 +194,7 @@ class _Model:
         return found
 
     def kept(self) -> dict[str, str]:
-        """Return the modules whose numbers always stay, with the reasons."""
+        """Return the modules that are never changed, with the reasons."""
         return {
             name: why for module, why in self.family.kept.items() for name in self.matching(module)
         }
@@ -212,7 +212,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def _merge(model: _Model, norm: str, readers: tuple[str, ...], plan: CheckpointPlan) -> str:
-    """Plan to move gamma and beta of a norm; return why not, or nothing."""
+    """Plan to move gamma and beta of a norm; return the obstacle, or ""."""
     why = _why_no_merging(model, norm, readers)
     if why:
         return why
@@ -279,7 +279,7 @@ def _centre(
     exclude: re.Pattern[str] | None,
     unfit: Mapping[str, str],
 ) -> None:
-    """Plan to centre all that adds to the stream, or nothing of it: the stream is one sum."""
+    """Plan to center everything that adds to the stream, or nothing: the stream is one sum."""
     norms = [norm for norm, _ in model.norms()]
     why = _why_no_centring(model)
     excluded = [norm for norm in norms if _excluded(norm, exclude)]

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: shard by shard, tensor by tensor, into a folder that appears when whole."""
+"""Writing a checkpoint: shard by shard, tensor by tensor, into a folder renamed at the end."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from onnxfold.model_io.staging import StagingFolder, sync
 from onnxfold.weights.edited import EditedTensor
 
 _BATCH_BYTES = 16 << 20
-# Weights in other formats, which would be those of the model as it was.
+# Weights in other formats, which would be the original model's.
 _OTHER_WEIGHTS = frozenset(
     ".bin .ckpt .gguf .h5 .msgpack .onnx .onnx_data .ot .pt .pth .safetensors .tflite".split()
 )
@@ -25,7 +25,7 @@ _OTHER_WEIGHTS = frozenset(
 def check_output(folder: Path, output: Path) -> None:
     """Fail before the work if a checkpoint could not be written.
 
-    Raises UsageError where ``output`` exists, ModelError where its parent takes no folder.
+    Raises UsageError if ``output`` exists, ModelError if its parent is not writable.
     """
     if os.path.lexists(output):
         raise UsageError(f"{show(output)}: it exists; name a new folder, or remove it")
@@ -37,9 +37,9 @@ def check_output(folder: Path, output: Path) -> None:
 
 
 def other_files(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
-    """Return the files that go along, and the names of those that do not: other weights, folders.
+    """Return the files to copy, and the names of the others: other weights, folders.
 
-    Raises ModelError where the folder cannot be read.
+    Raises ModelError if the folder cannot be read.
     """
     kept, left = [], []
     for path in sorted(checkpoint.folder.iterdir()):
@@ -61,11 +61,11 @@ def write_checkpoint(
 ) -> int:
     """Write a checkpoint with new numbers for some tensors; return its bytes.
 
-    Names, types, shapes, the order of bytes and the metadata of a shard stay, for its header is
-    copied.  The folder has its name when all of it is on the disk.
+    Names, types, shapes, the order of bytes and the metadata of a shard stay, because its header is
+    copied. The folder gets its name when everything is on disk.
 
-    Raises ModelError where it cannot be written, WeightOverflowError where a type cannot hold a
-    tensor's new numbers; then nothing is left.
+    Raises ModelError if it cannot be written, WeightOverflowError if a type cannot represent a
+    tensor's new numbers; nothing remains then.
     """
     total = sum(stored.nbytes for stored in checkpoint.tensors.values())
     done = 0
@@ -86,7 +86,7 @@ def write_checkpoint(
 
 @contextmanager
 def _published(output: Path) -> Iterator[Path]:
-    """Give a folder to fill, which takes its name at the end."""
+    """Yield a folder to fill, which gets its name at the end."""
     try:
         staging = StagingFolder(output.absolute().parent)
         try:

@@ -1,1 +1,1 @@
-"""The operator table: what each operator does to means, channels and factors."""
+"""The operator table: the effect of each operator on means, channels and factors."""

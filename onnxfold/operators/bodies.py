@@ -1,9 +1,9 @@
-"""The bodies of onnxfold's ops, in standard ONNX: what runs where no kernel does.
+"""The bodies of onnxfold's operators, in standard ONNX, which run without a kernel.
 
-The kernels read the attributes `axis` (-k: the last k axes) and `epsilon` of a call.  The bodies
-hold both as constants, for pnnx 20261020 drops references to attributes without a word; so a body
-is right for one setting.  Overloads cannot tell settings apart: ONNX Runtime 1.17 to 1.24 take the
-last overload of a name for all.
+The kernels read the attributes `axis` (-k: the last k axes) and `epsilon` of a call. The bodies
+contain both as constants, because pnnx 20261020 silently drops references to attributes; a body is
+therefore right for one setting. Overloads cannot distinguish settings: ONNX Runtime 1.17 to 1.24
+use the last overload of a name for all.
 """
 
 import math
@@ -39,14 +39,14 @@ _ATTRIBUTE_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one body is right for: the last `axes` axes, an epsilon, element types, a spelling.
+    """The parameters of one body: the last `axes` axes, an epsilon, element types, a spelling.
 
-    ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16 alike, so that a tool which converts
-    the model to a half type leaves it right; from opset 15 on (CastLike).  ``rms_operator``:
-    RMSNormalization, from opset 23 on, rather than the operators that it stands for.  ``turned``:
-    Transposes may be moved through, so that no fusion of ONNX Runtime may know the operators.
-    ``exponent_rank``: of the 2 in a square; ONNX Runtime merges what two norms of one value spell
-    alike, and then fuses neither.
+    ``convertible``: a body for FLOAT, FLOAT16 and BFLOAT16, so that it stays right when a tool
+    converts the model to a half type; from opset 15 on (CastLike). ``rms_operator``:
+    RMSNormalization, from opset 23 on, instead of decomposed operators. ``turned``: Transposes may
+    be moved through, so the operators must be hidden from ONNX Runtime's fusions.
+    ``exponent_rank``: of the 2 in a square; ONNX Runtime merges equal operators of two norms of one
+    value, and then fuses neither.
     """
 
     dtype: ir.DataType
@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """A name that no other setting has: that of an overload."""
+        """A unique name of the setting, used as overload."""
         form = (
             "convertible" * self.convertible
             + "operator" * self.rms_operator
@@ -80,12 +80,12 @@ def setting_of(
     turned: bool = False,
     twin: int = 0,
 ) -> Setting:
-    """The setting of the body that a call needs; `convertible` where that can be.
+    """Return the setting of the body that a call needs, `convertible` if possible.
 
-    `twin` numbers the norms of one value.  The sum of a call may be read by one more norm, whose
-    call has another name and so a body of its own.
+    `twin` numbers the norms of one value. The sum of a call may be read by another norm, whose call
+    has another name and so its own body.
 
-    Raises InvariantError where the type of the call is unknown.
+    Raises InvariantError if the type of the call is unknown.
     """
     dtype = type_of(node)
     if dtype is None:
@@ -105,7 +105,7 @@ def setting_of(
 
 
 def type_of(node: ir.Node) -> ir.DataType | None:
-    """The element type of what a call computes with, None where it is unknown."""
+    """Return the element type in which a call computes, or None if unknown."""
     first = node.inputs[0]
     signature = functions.SIGNATURES.get(node.op_type)
     same = signature is None or signature.output is functions.Output.NORM
@@ -114,9 +114,9 @@ def type_of(node: ir.Node) -> ir.DataType | None:
 
 
 def function(name: str, opset: int, setting: Setting, overload: str = "") -> ir.Function:
-    """The body of op `name` for a model whose default domain has version `opset`.
+    """Return the body of operator `name` for a model whose default domain has version `opset`.
 
-    Raises InvariantError for an opset or type that no body exists for.
+    Raises InvariantError for an opset or type without a body.
     """
     if not functions.MIN_OPSET <= opset <= functions.MAX_OPSET:
         raise InvariantError(
@@ -154,7 +154,7 @@ class _Body(NewNodes):
         return output
 
     def weight(self, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-        del name  # those of a body are numbers
+        del name  # the weights of a body are numbers
         return self.op("Constant", value=ir.tensor(array))
 
     def constant(self, value: float) -> ir.Value:
@@ -167,12 +167,12 @@ class _Body(NewNodes):
         return self.op("Cast", x, to=ir.DataType.FLOAT) if self._converts else x
 
     def of_rows(self, numbers: ir.Value) -> ir.Value:
-        """Numbers of FLOAT in the type that statistics are computed in."""
+        """Return numbers of FLOAT in the type in which statistics are computed."""
         own = self.statistics_type is ir.DataType.FLOAT
         return numbers if own else self.op("Cast", numbers, to=self.statistics_type)
 
     def single(self, x: ir.Value) -> ir.Value:
-        """A value of any type in FLOAT."""
+        """Return a value of any type in FLOAT."""
         known = self.setting.dtype is ir.DataType.FLOAT and not self.setting.convertible
         return x if known else self.op("Cast", x, to=ir.DataType.FLOAT)
 
@@ -221,9 +221,10 @@ def _row_scale(body: _Body, x: ir.Value) -> ir.Value:
 
 
 def _activated(body: _Body, activation: functions.Activation, x: ir.Value) -> ir.Value:
-    """Spelled as exporters spell them, and runtimes look for them.
+    """Return the activation as exporters spell it, which is what runtimes recognize.
 
-    But for SiLU: behind a Mul, ONNX Runtime's transformers optimizer fails on x * Sigmoid(x).
+    SiLU is an exception: after a Mul, ONNX Runtime's transformers optimizer fails on x *
+    Sigmoid(x).
     """
     if activation is functions.Activation.NONE:
         return x
@@ -278,7 +279,7 @@ def _normalised(
     }
     if statistics is functions.Statistics.LAYER:
         # Before 1.19, ONNX Runtime's Attention fusion reads B of a norm with several readers and
-        # aborts where there is none.
+        # aborts if it is missing.
         shift = body.op("Sub", scale, scale) if bias is None else bias
         return body.op(standard, x, scale, shift, **attributes)
     y = body.op(standard, x, scale, **attributes)
@@ -299,7 +300,7 @@ def _exponent(body: _Body) -> ir.Value:
 
 
 def _standard(body: _Body, statistics: functions.Statistics) -> str | None:
-    """The operator that computes these statistics, which all need a scale, or None."""
+    """Return the operator that computes these statistics, which always needs a scale, or None."""
     if (
         statistics is functions.Statistics.LAYER
         and body.opset >= functions.LAYER_NORMALIZATION_SINCE
@@ -310,7 +311,7 @@ def _standard(body: _Body, statistics: functions.Statistics) -> str | None:
 
 
 def _without_last(body: _Body, y: ir.Value) -> ir.Value:
-    """Return y without its last element, taken last: the norm before it is then known as one."""
+    """Return y without its last element, removed last, so that the norm before it is recognized."""
     if body.opset < _SLICE_OF_INPUTS_SINCE:
         return body.op("Slice", y, axes=[-1], starts=[0], ends=[-1])
     return body.op("Slice", y, *(body.integers("", [number]) for number in (0, -1, -1)))
@@ -322,7 +323,7 @@ def _decomposed(
     x: ir.Value,
     inputs: Mapping[str, ir.Value],
 ) -> ir.Value:
-    """The norm in reductions and arithmetic, spelled as ONNX Runtime's own fusions look for it."""
+    """Return the norm in reductions and arithmetic, as ONNX Runtime's own fusions expect it."""
     scale, bias = inputs.get("scale"), inputs.get("bias")
     numerator = vector = wide = body.wide(x)
     if statistics is functions.Statistics.LAYER:
@@ -332,14 +333,15 @@ def _decomposed(
         vector = body.op("Concat", wide, missing, axis=-1)
         numerator = vector
     shorter = statistics is functions.Statistics.CRMS
-    # ORT 1.31 fuses Pow .. Div only with a Mul behind it (0.4 against 0.9 ns per element), and puts
-    # 1e-5 in the place of an epsilon in float64 or (before 1.32) a computed one: no Pow there.
-    # Its transformers optimizer normalises from any axis on to which a Transpose has moved a norm.
+    # ORT 1.31 fuses Pow .. Div only with a Mul after it (0.4 against 0.9 ns per element), and
+    # replaces an epsilon in float64 or (before 1.32) a computed one by 1e-5: no Pow there. Its
+    # transformers optimizer normalizes over all axes from the one to which a Transpose has moved a
+    # norm.
     double = body.setting.dtype is ir.DataType.DOUBLE
     wrongly_fused = double or "row_epsilon" in inputs or body.setting.turned
     fused = scale is not None and not wrongly_fused and not shorter
-    # ORT's transformers optimizer raises TypeError for a Mul behind a quotient with Mul for a
-    # square, unless the reciprocal stands first.
+    # ORT's transformers optimizer raises TypeError for a Mul after a quotient with Mul for a
+    # square, unless the reciprocal comes first.
     if fused:
         square = body.op("Pow", vector, _exponent(body))
         y = body.op("Div", numerator, _deviation(body, square, inputs))
@@ -348,7 +350,7 @@ def _decomposed(
         y = body.op("Mul", body.op("Reciprocal", deviation), numerator)
     y = _without_last(body, y) if shorter else y
     if fused and bias is None:
-        # Rounded, then scaled, as RMSNormalization is defined: ORT on CUDA fuses that Cast, too.
+        # Rounded, then scaled, as RMSNormalization is defined; ORT on CUDA fuses that Cast, too.
         return body.op("Mul", body.narrow(y, x), inputs["scale"])
     if scale is not None:
         y = body.op("Mul", y, body.wide(scale))

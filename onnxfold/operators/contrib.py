@@ -6,7 +6,7 @@ from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES
 from onnxfold.operators.row import Elements, Family, Layer, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
-EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of what was EmbedLayerNormalization
+EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of a former EmbedLayerNormalization
 _ACTIVATES = Opaque(RefusalCode.ACTIVATION, "may end in an activation")
 _PACKED = Opaque(
     RefusalCode.FIBER_BROKEN,
@@ -37,7 +37,7 @@ _ROWS = (
         shape=Shapes.SAME,
         kernel="contrib",
     ),
-    # Linear in the values, but a bias or a cache joins others to them: nothing is claimed of the
+    # Linear in the values, but a bias or a cache is joined to them: nothing is claimed about the
     # numbers.
     Operator(
         "MultiHeadAttention",
@@ -82,7 +82,7 @@ _ROWS = (
         kernel="attention",
     ),
     Operator("GemmaRotaryEmbedding", opaque=ROTATES),
-    # Norms: the recogniser (norms/) knows what they do to a mean.
+    # Norms: recognition (norms/) knows their effect on a mean.
     *each(
         "GroupNorm SimplifiedLayerNormalization", Operator("", shape=Shapes.SAME, kernel="contrib")
     ),

@@ -12,12 +12,12 @@ def reads_elements(row: Operator) -> bool:
 
 
 def reads_type_alone(row: Operator, index: int) -> bool:
-    """Whether an input tells nothing but its type: the second of CastLike."""
+    """Whether only the type of an input is read, as for the second of CastLike."""
     return row.family is Family.CAST and index == 1
 
 
 def passes_scale(row: Operator) -> bool:
-    """Whether f(g * x) = g * f(x), g followed by the family."""
+    """Whether f(g * x) = g * f(x), with g transformed by the family."""
     return row.elements <= Elements.LINEAR and row.family is not None
 
 
@@ -32,7 +32,7 @@ def moves_numbers(row: Operator) -> bool:
 
 
 def alike_everywhere(row: Operator) -> bool:
-    """Whether every runtime computes the same bits from constants: nothing but IEEE 754 rounds."""
+    """Whether all runtimes compute equal bits from constants: only IEEE 754 operations round."""
     return row.rounded or moves_numbers(row)
 
 
@@ -42,17 +42,17 @@ def stands_before_a_weight(row: Operator) -> bool:
 
 
 def scales_every_output(row: Operator) -> bool:
-    """Whether further outputs are of the data inputs as well, as the parts of a Split are."""
+    """Whether further outputs are parts of the data inputs as well, as for Split."""
     return row.family is Family.SPLIT
 
 
 def degree(
     row: Operator, level: Elements, degrees: Mapping[int, int], present: Collection[int]
 ) -> int | None:
-    """Return k of f(c^j x) = c^k f(x) for every c > 0: input i is multiplied by c^degrees[i].
+    """Return k with f(c^j x) = c^k f(x) for every c > 0 if input i is multiplied by c^degrees[i].
 
-    ``level`` is what the node does to its numbers, ``present`` the inputs that it has.  Degrees add
-    in products; a sum needs equal ones.  None where f is not homogeneous, as with a bias.
+    ``level`` is the effect of the node on its numbers, ``present`` the inputs that it has. Degrees
+    add in products; a sum needs equal ones. None if f is not homogeneous, as with a bias.
     """
     data = set(data_inputs(row, max(present, default=-1) + 1)) & set(present)
     if level > Elements.HOMOGENEOUS or not degrees or not set(degrees) <= data:
@@ -96,20 +96,21 @@ _CHANNELWISE = _POSITIONWISE | {
 
 
 def keeps_channels_apart(row: Operator) -> bool:
-    """Whether a channel of the result depends on one channel of what the family follows alone.
+    """Whether a channel of the result depends only on one channel of the followed input.
 
-    So a channel that is left out of the one is left out of the other; a Slice may turn the order.
+    A channel omitted from the input is then omitted from the result; a Slice may reverse the order.
+    a Slice may turn the order.
     """
     return row.family in _CHANNELWISE
 
 
 def gives_alike(row: Operator, read: Collection[int]) -> bool:
-    """Whether the outputs that are read are all alike: the first alone, or parts of one input."""
+    """Whether the outputs that are read are equivalent: only the first, or parts of one input."""
     return set(read) <= {0} or scales_every_output(row)
 
 
 def positionwise(row: Operator) -> bool:
-    """Whether each number of the output depends on the inputs' numbers at its own place alone."""
+    """Whether each number of the output depends only on the inputs' numbers at the same place."""
     if row.family is not None:
         return row.family in _POSITIONWISE
     shaped = row.shape in (Shapes.SAME, Shapes.BROADCAST)
@@ -117,17 +118,17 @@ def positionwise(row: Operator) -> bool:
 
 
 def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
-    """Return the inputs that hold numbers, of ``count``; the others say what is done to them."""
+    """Return the data inputs among ``count``; the others are parameters."""
     return tuple(range(count)) if row.data is None else row.data
 
 
 def bias_behind(row: Operator) -> int | None:
-    """Return the input that is added, broadcast, to the product that a linear layer gives."""
+    """Return the input that is added, with broadcasting, to the product of a linear layer."""
     return row.bias if row.family is Family.GEMM else None
 
 
 def adds(row: Operator) -> bool:
-    """Whether each number of the output is a sum of the inputs' at its place, or their mean."""
+    """Whether each number of the output is the sum or mean of the inputs' at its place."""
     return row.family is Family.ADDITIVE
 
 
@@ -137,17 +138,17 @@ def multiplies(row: Operator) -> bool:
 
 
 def factors(row: Operator) -> tuple[int, ...]:
-    """Return the inputs that are multiplied element by element, broadcast."""
+    """Return the inputs that are multiplied element by element, with broadcasting."""
     return (0, 1) if row.family is Family.PRODUCT else ()
 
 
 def numerators(row: Operator) -> tuple[int, ...]:
-    """Return the inputs of which a factor is one of the output, element by element."""
+    """Return the inputs whose factors become factors of the output, element by element."""
     return (0,) if row.family is Family.QUOTIENT else factors(row)
 
 
 def takes_scale(row: Operator) -> bool:
-    """Whether a scale of the output can be made in the layer's weight and bias."""
+    """Whether a scale of the output can be absorbed by the layer's weight and bias."""
     return row.layer is not None and row.elements <= Elements.LINEAR
 
 
@@ -157,7 +158,7 @@ def same_shape(row: Operator) -> bool:
 
 
 def broadcasts(row: Operator) -> int | None:
-    """Return how many inputs give the output its shape by broadcasting (0: all), or None."""
+    """Return how many inputs determine the output shape by broadcasting (0 for all), or None."""
     return {Shapes.BROADCAST: 0, Shapes.BROADCAST_TWO: 2}.get(row.shape) if row.shape else None
 
 
@@ -177,10 +178,10 @@ def cuts(row: Operator) -> bool:
 
 
 def is_embedding(row: Operator) -> bool:
-    """Whether rows are looked up in a table, the first input."""
+    """Whether it looks up rows in a table, the first input."""
     return row.family in (Family.GATHER, Family.GATHER_ND)
 
 
 def quantised(row: Operator) -> bool:
-    """Whether the operator computes with quantised numbers."""
+    """Whether the operator computes with quantized numbers."""
     return row.opaque is not None and row.opaque.code is RefusalCode.QUANTISED

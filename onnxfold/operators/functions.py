@@ -1,7 +1,7 @@
-"""The ops of domain `onnxfold`, version 1: what each computes, takes and gives.
+"""The operators of domain `onnxfold`, version 1: formulas, inputs and outputs.
 
-Every op is a model-local function: where the onnxfold library is registered with ONNX Runtime, its
-kernel of the same name takes the place of the body (bodies.py), which is right without it.
+Every operator is a model-local function: if the onnxfold library is registered with ONNX Runtime,
+its kernel of the same name replaces the body (bodies.py), which is correct without it.
 
     Sum          = (X [+ linear_bias]) [+ residual], rounded to the element type of X
     RMSNorm      : v / sqrt(mean(v^2) + epsilon)                       v = Sum (or X)
@@ -23,7 +23,7 @@ kernel of the same name takes the place of the body (bodies.py), which is right 
 CRMSNorm is the RMS norm of a zero-mean vector that is stored without its last element (Jiang et
 al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, equation 6). Statistics are in float32, as
 are row_scale, row_epsilon and the scales of RowScale, which broadcast to X. Norms are rounded to
-the element type of X before they are quantised.
+the element type of X before they are quantized.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +40,12 @@ from onnxfold.errors import InvariantError
 DOMAIN = "onnxfold"
 VERSION = 1
 MIN_OPSET = 7
-# Bodies are tested up to the newest opset that the installed onnx has.
+# Bodies are tested up to the newest opset of the installed onnx.
 MAX_OPSET = onnx.defs.onnx_opset_version()
 
 
 class Statistics(StrEnum):
-    """What is divided by what; the value is the stem of the op's name."""
+    """The statistic of the division; the value is the stem of the operator's name."""
 
     RMS = "RMSNorm"
     LAYER = "LayerNorm"
@@ -56,7 +56,7 @@ class Statistics(StrEnum):
 
 
 class Affine(StrEnum):
-    """What follows the division; the value is the suffix of the op's name."""
+    """The operation after the division; the value is the suffix of the operator's name."""
 
     NONE = ""
     SCALE = "Scale"
@@ -65,7 +65,7 @@ class Affine(StrEnum):
 
 
 class Activation(StrEnum):
-    """What follows the bias; the value is the suffix of the op's name."""
+    """The operation after the bias; the value is the suffix of the operator's name."""
 
     NONE = ""
     RELU = "Relu"
@@ -75,7 +75,7 @@ class Activation(StrEnum):
 
 
 class Output(StrEnum):
-    """What Y is: the norm, the scale of each row alone, or a quantised norm."""
+    """The kind of Y: the norm, the scale of each row alone, or a quantized norm."""
 
     NORM = ""
     SCALE = "RowScale"
@@ -95,7 +95,7 @@ _SCALED = "Scaled"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One op: its name and, in order, what it takes and gives, all of it required."""
+    """One operator: its name, and its inputs and outputs in order, all of them required."""
 
     name: str
     inputs: tuple[str, ...]
@@ -121,12 +121,12 @@ class Signature:
 
     @property
     def of_rows(self) -> bool:
-        """Whether it computes or reads a number of each row, as deferred norms leave them."""
+        """Whether it computes or reads one number per row, as deferred norms leave them."""
         return self.row_scale or self.row_epsilon or self.output is Output.SCALE
 
     @property
     def quantized(self) -> bool:
-        """Whether Y is quantised."""
+        """Whether Y is quantized."""
         return self.output in (Output.QUANTIZED, Output.QUANTIZED_ROWS)
 
 
@@ -141,9 +141,9 @@ def op_name(
     activation: Activation = Activation.NONE,
     output: Output = Output.NORM,
 ) -> str:
-    """The name of the op with these parts and an epsilon of its own.
+    """Return the name of the operator with these parts and its own epsilon.
 
-    Raises InvariantError where the table has no such op.
+    Raises InvariantError if the operator is not in the table.
     """
     prefix = {(False, False): "", (True, False): "Add", (True, True): "AddBias"}.get(
         (residual, linear_bias)
@@ -242,7 +242,7 @@ def _table() -> Mapping[str, Signature]:
 
 
 def _of_rows() -> Iterator[Signature]:
-    """What a deferred norm leaves: one number for each row, computed, multiplied or added."""
+    """Yield the operators of deferral: one number per row, computed, multiplied or added."""
     rms, scaled = Statistics.RMS, ("AddScaled", "AddBiasScaled")
     yield _signature("", rms, Affine.NONE, output=Output.SCALE)
     for prefix in ("Add", "AddBias", *scaled):
@@ -270,16 +270,17 @@ def call(
     levels: float = 127.0,
     least: float = 0.0,
 ) -> ir.Node:
-    """A node that calls op `name` over the last `axes` axes.
+    """Return a node that calls operator `name` over the last `axes` axes.
 
-    Raises InvariantError where the signature does not allow it.
+    Raises InvariantError if the signature does not allow it.
     """
     signature = SIGNATURES[name]
     if len(inputs) != len(signature.inputs):
         raise InvariantError(f"{name} takes {', '.join(signature.inputs)}; got {len(inputs)}")
     if axes < 1 or (axes > 1 and signature.statistics in LAST_AXIS_ONLY):
         raise InvariantError(f"{name} cannot work over the last {axes} axes")
-    # Whole attributes: of any other value onnx-ir finds the type, which takes longer than the rest.
+    # Complete attributes: for plain values onnx-ir infers the type, which takes longer than the
+    # rest.
     attributes = {
         "axis": ir.AttrInt64("axis", -axes),
         "epsilon": ir.AttrFloat32("epsilon", float(np.float32(epsilon))),  # as a file has it
@@ -296,5 +297,5 @@ def call(
 
 
 def axes_of(node: ir.Node) -> int:
-    """Return over how many of the last axes a call works."""
+    """Return the number of trailing axes of a call."""
     return -node.attributes.get_int("axis", -1)

@@ -1,4 +1,4 @@
-"""New nodes, each reading what others give, and the weights that they read."""
+"""New nodes, each reading others' results, and the weights that they read."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -37,11 +37,11 @@ class NewNodes:
         return self.weights[-1]
 
     def integers(self, name: str, numbers: Sequence[int]) -> ir.Value:
-        """Add a vector of axes, sizes or places."""
+        """Add a vector of axes, sizes or positions."""
         return self.weight(name, np.array(numbers, np.int64))
 
     def cast(self, x: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-        """Return x in a type, which may be that of x."""
+        """Return x in a type, possibly its own."""
         if dtype is None or x.dtype == dtype:
             return x
         result = self.op("Cast", x, to=dtype.value)
@@ -56,14 +56,14 @@ class NewNodes:
         name: str,
         **attributes: AttributeValue,
     ) -> ir.Value:
-        """Return what an operator makes of x along axes; ``name`` names the weight of these."""
+        """Add an operator along axes of x; ``name`` names the weight with the axes."""
         if self.opset < _AXES_ARE_INPUTS_SINCE.get(op_type, _OTHERS_SINCE):
             return self.op(op_type, x, axes=list(axes), **attributes)
         return self.op(op_type, x, self.integers(name, axes), **attributes)
 
 
 def weight_value(name: str, array: npt.NDArray[np.generic]) -> ir.Value:
-    """Return a new initializer that is in no graph yet."""
+    """Return a new initializer that is not yet in a graph."""
     tensor = ir.Tensor(array, name=name)
     return ir.Value(
         name=name,

@@ -1,4 +1,4 @@
-"""One row of the operator table: what is known of one operator, as data."""
+"""One row of the operator table: the knowledge about one operator, as data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,14 +8,15 @@ from onnxfold.refusal import RefusalCode
 
 
 class Elements(IntEnum):
-    """What an operator does to the numbers of its data inputs; a level implies the later ones.
+    """The effect of an operator on the numbers of its data inputs.
 
-    f of the first output (of each, for Split), all other inputs being fixed.
+    A level implies the later ones. It concerns f of the first
+    output (of each, for Split), with all other inputs fixed.
     """
 
-    PERMUTES = auto()  # every number is found again once
+    PERMUTES = auto()  # every number occurs exactly once
     COPIES = auto()  # each number of the output is one of the inputs'
-    AVERAGES = auto()  # each is a weighted sum of them, with weights that add up to 1
+    AVERAGES = auto()  # each is a weighted sum of them, with weights that sum to 1
     LINEAR = auto()  # each is a weighted sum of them: f(c x) = c f(x)
     HOMOGENEOUS = auto()  # f(c x) = c f(x) for c > 0
     OPAQUE = auto()  # nothing is known
@@ -61,7 +62,7 @@ class Family(Enum):
 
 
 class Layer(Enum):
-    """A linear layer: how the channels of its input, and of its output, stand in its weight."""
+    """A linear layer: the layout of its input and output channels in its weight."""
 
     CONVOLUTION = auto()
     EINSUM = auto()
@@ -74,14 +75,14 @@ class Layer(Enum):
 class Shapes(Enum):
     """The shape of the first output."""
 
-    SAME = auto()  # that of the first input, and its type for what onnx does not know
+    SAME = auto()  # of the first input, with its type for operators unknown to onnx
     BROADCAST = auto()  # all inputs broadcast
     BROADCAST_TWO = auto()  # the first two inputs broadcast
-    REDUCED = auto()  # that of the first input, without or with 1 for the axes it reduces
+    REDUCED = auto()  # of the first input, without the reduced axes or with 1 for them
 
 
 class Condition(Enum):
-    """What a node may do that its row does not say (operators/families/conditions)."""
+    """A behavior of a node that its row does not cover (operators/families/conditions)."""
 
     AVERAGES_PADDING = auto()
     EXTRAPOLATES = auto()
@@ -94,7 +95,7 @@ class Condition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """Under a condition, a node does no better than a later level, and why."""
+    """An exception: under a condition a node has only a later level, and why."""
 
     condition: Condition
     elements: Elements
@@ -111,20 +112,20 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of one operator; every default claims nothing.
+    """Knowledge about one operator; every default claims nothing.
 
-    ``family``: how a fiber is followed through it, ``law``: in words.  ``opaque``: why it is not.
-    ``elements``: what it does to the numbers of its inputs ``data`` (None: of all), of each of them
-    alone (``alone``, as a product) or of all together; ``unless`` conditions of the node hold;
-    ``no_shift``: why y + s does not become f(y) + s where the level is LINEAR.
-    ``layer``: how its weight holds channels; ``bias``: the input that is added to the product.
-    ``adds_first``: the inputs of which it adds the other to either before whatever else it does.
-    ``shape``: the shape of the first output.  ``foldable``: onnx's evaluator gives its exact result
-    for small constants, and ``rounded``: one with the bits that IEEE 754 fixes, as every runtime
-    computes them.  ``random``: it draws numbers.  ``decides``: it gives booleans.
-    ``rotates``: inputs of cos, sin and positions, which turn pairs of channels of the first input.
-    ``tables``: (input of indices, input they address); ``masks``: inputs of ones and zeros.
-    ``kernel``: the module of its float64 kernel in check/reference/kernels.
+    ``family``: how a fiber is followed through it, ``law``: in words. ``opaque``: why it is not.
+    ``elements``: its effect on the numbers of its inputs ``data`` (None for all), of each of them
+    alone (``alone``, as a product) or of all together; ``unless`` conditions of the node apply;
+    ``no_shift``: why y + s does not become f(y) + s where the level is LINEAR. ``layer``: the
+    layout of channels in its weight; ``bias``: the input that is added to the product.
+    ``adds_first``: the two inputs whose sum it computes before anything else. ``shape``: the shape
+    of the first output. ``foldable``: onnx's evaluator computes its exact result for small
+    constants, and ``rounded``: one with the bits that IEEE 754 fixes, as every runtime computes
+    them. ``random``: it draws numbers. ``decides``: it returns booleans. ``rotates``: inputs of
+    cos, sin and positions, which turn pairs of channels of the first input. ``tables``: (input of
+    indices, input they address); ``masks``: inputs of ones and zeros. ``kernel``: the module of its
+    float64 kernel in check/reference/kernels.
     """
 
     op_type: str
@@ -153,10 +154,10 @@ class Operator:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The operator that the row is about."""
+        """The operator of the row."""
         return self.domain, self.op_type
 
 
 def each(op_types: str, like: Operator) -> Iterator[Operator]:
-    """Yield one row for each of several operators that are alike."""
+    """Yield one row for each of several operators with equal facts."""
     return (replace(like, op_type=op_type) for op_type in op_types.split())

@@ -306,7 +306,7 @@ _LINEAR = (
         layer=Layer.EINSUM,
         kernel="linear",
     ),
-    # Linear in the values, but a cache joins others to them: nothing is claimed of the numbers.
+    # Linear in the values, but a cache is joined to them: nothing is claimed about the numbers.
     Operator(
         "Attention",
         family=Family.ATTENTION,

@@ -1,9 +1,9 @@
 """The table: one row per operator of ONNX, and of the domains com.microsoft and onnxfold.
 
-Whatever else asks about operators derives the answer from these rows (facets.py).  An operator
-without a row is opaque (its output may have any mean) and shift-sensitive (it must see the original
-value), and refusals say that the row is missing.  ``docs/laws.md`` is generated from the table, and
-every row has a property test against an independent oracle.
+All other questions about operators are derived from these rows (facets.py). An operator without a
+row is opaque (its output may have any mean) and shift-sensitive (it needs the original value), and
+refusals report the missing row. ``docs/laws.md`` is generated from the table, and every row has a
+property test against an independent oracle.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from onnxfold.refusal import RefusalCode
 
 
 def _own() -> Iterator[Operator]:
-    """Yield the rows of our own domain: norms, of which the recogniser knows the rest."""
+    """Yield the rows of our own domain, including norms, which recognition handles."""
     for name, signature in SIGNATURES.items():
         if name == "Center":
             law = (
@@ -49,12 +49,12 @@ _NO_ROW = Opaque(RefusalCode.UNKNOWN_OP, "has no row in the table of operators")
 
 
 def row_of(node: ir.Node) -> Operator:
-    """Return the row of a node's operator; without one, a row that claims nothing."""
+    """Return the row of a node's operator, or one that claims nothing."""
     return find(node.domain, node.op_type)
 
 
 def find(domain: str, op_type: str) -> Operator:
-    """Return the row of an operator; without one, a row that claims nothing."""
+    """Return the row of an operator, or one that claims nothing."""
     key = "" if domain == "ai.onnx" else domain, op_type
     row = ROWS.get(key)
     return Operator(op_type, domain, opaque=_NO_ROW, known=False) if row is None else row

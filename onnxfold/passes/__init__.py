@@ -1,1 +1,1 @@
-"""The passes, in the order of the pipeline: prepare, scales, affine, centring, lower."""
+"""The passes, in the order of the pipeline: prepare, scales, affine, centering, lower."""

@@ -1,8 +1,8 @@
-"""What every pass is: it decides, it carries its plan out, and its outcome is proved.
+"""The interface of every pass: it decides, applies its plan, and its result is proved.
 
-The pipeline gives a pass one version of the model at a time.  The facts of a version and its norms
-(:func:`onnxfold.norms.find_norms`) are worked out once, and shared by the decision on it and the
-two proofs that it takes part in.
+The pipeline passes one version of the model at a time. The facts of a version and its norms
+(:func:`onnxfold.norms.find_norms`) are computed once, and shared by the decision on it and the two
+proofs that involve it.
 """
 
 import re
@@ -19,12 +19,12 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Settings(Options):
-    """What the user asks of the passes, and what the model and earlier attempts add to it.
+    """The user's options for the passes, with facts of the model and of earlier attempts.
 
-    ``overflowing`` are references of weights that must not be centred.  ``fused_before`` counts the
-    calls of ours that the model came with and that add a residual.  ``defer_layer_norms``: whether
-    the means of LayerNorms may stay in what layers behind them read.  ``unproved``: moves of the
-    pass at hand that it does without, and how their proof failed.
+    ``overflowing`` are references of weights that must not be centered. ``fused_before`` counts the
+    original model's calls of ours that add a residual. ``defer_layer_norms``: whether the means of
+    LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
+    leave out, and how their proof failed.
     """
 
     overflowing: frozenset[str] = frozenset()
@@ -34,21 +34,24 @@ class Settings(Options):
 
     @property
     def excluded(self) -> re.Pattern[str] | None:
-        """What the names of norms match that stay as they are; UsageError for no expression."""
+        """The pattern of norms to leave unchanged; raises UsageError for an invalid expression.
+
+        UsageError for an invalid expression.
+        """
         return exclusion(self.exclude)
 
     def excludes(self, name: str) -> bool:
-        """Whether a norm of this name stays as it is."""
+        """Whether a norm of this name is left unchanged."""
         return self.excluded is not None and self.excluded.search(name) is not None
 
     def refuse_unproved(self, ref: str) -> Refusal | None:
-        """Say how the proof failed that a move needs, or None."""
+        """Return how the proof of a required move failed, or None."""
         why = self.unproved.get(ref)
         return None if why is None else Refusal(RefusalCode.NOT_PROVED, why)
 
 
 class Decision(Protocol):
-    """What a pass will do, and why it leaves the rest."""
+    """The changes of a pass, and why it leaves the rest."""
 
     @property
     def empty(self) -> bool:
@@ -60,7 +63,7 @@ class Decision(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProofOutcome:
-    """What a proof has shown, counted by the report's names, and what it could not show."""
+    """The results of a proof, counted by the report's names, and what it could not prove."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
@@ -71,13 +74,13 @@ D = TypeVar("D", bound=Decision)
 
 @dataclass(frozen=True, slots=True)
 class Pass(Generic[D]):
-    """One rewriting.
+    """A rewriting.
 
-    ``decide`` reads one version of a model and changes nothing.  ``apply`` carries a decision out
-    through the editor; lowering alone, which may spell a model as it was, says whether the model
-    differs now.  ``prove`` shows, from the two versions, that they compute the same; the decision
-    only names what was changed.  ``moves`` are references of what a decision changes, each of which
-    the pass can do without (:attr:`Settings.unproved`); none where it changes all or nothing.
+    ``decide`` reads one version of a model and changes nothing. ``apply`` makes the decided changes
+    through the editor; only lowering, which may leave a model unchanged, returns whether the model
+    differs now. ``prove`` shows from the two versions that they compute the same; the decision only
+    names the changes. ``moves`` are references of a decision's changes that can be left out one by
+    one (:attr:`Settings.unproved`); () if it changes all or nothing.
     """
 
     name: str
@@ -88,7 +91,7 @@ class Pass(Generic[D]):
 
 
 def exclusion(pattern: str | None) -> re.Pattern[str] | None:
-    """Return the compiled ``--exclude``; raises UsageError where it is no regular expression."""
+    """Return the compiled ``--exclude``; raises UsageError for an invalid regular expression."""
     if pattern is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Edits of the constants at the places of a plan, each made once however often it is asked for."""
+"""Edits of the constants at the places of a plan, each made once for any number of requests."""
 
 import numpy as np
 import onnx_ir as ir
@@ -16,20 +16,20 @@ from onnxfold.weights.edits import Edit, Shift
 
 
 def unrounded_numbers(info: ModelInfo, value: ir.Value | None) -> Array | None:
-    """Return a constant's numbers, not yet rounded where they are computed or took a scale."""
+    """Return a constant's numbers, unrounded if they are computed or absorbed a scale."""
     array, tensor = info.wide_array(value), info.tensor(value)
     return array if array is None or tensor is None else unrounded(tensor)
 
 
 def rounded_once(numbers: Float64, dtype: ir.DataType, name: str) -> EditedTensor:
-    """Return a constant of a type whose numbers stay known as they are before their rounding."""
+    """Return a constant of a type whose unrounded numbers stay known."""
     zeros = ir.Tensor(np.zeros(numbers.shape, dtype.numpy()), dtype=dtype)
     channels = Channels.along(enumerate(numbers.shape))
     return edited(zeros, Shift(channels, numbers.reshape(-1)), name)
 
 
 class PlaceEditor:
-    """Changes the constants that a plan names, in the model that is edited."""
+    """Editor of the constants that a plan names, in the edited model."""
 
     def __init__(self, edit: Editor):
         self.edit = edit
@@ -39,11 +39,11 @@ class PlaceEditor:
         self._copied: set[tuple[ir.Node, int]] = set()
 
     def moved(self, ref: str, value: ir.Value) -> None:
-        """Read the places of the node that gave ``ref`` at the one that gives a value now."""
+        """Read the places of the node that computed ``ref`` at the node that computes ``value``."""
         self.values[ref] = value
 
     def original(self, ref: str) -> ir.TensorProtocol:
-        """Return the tensor of a constant as it was before any fusion."""
+        """Return the tensor of a constant before any fusion."""
         if ref not in self._before:
             self._before[ref] = known_tensor(self.values[ref])
         return self._before[ref]
@@ -70,7 +70,7 @@ class PlaceEditor:
             change_constant(value, edited(tensor, edit, tensor.name or value.name or ""))
 
     def append(self, place: Place, edit: Edit) -> None:
-        """Edit what the reader has now, copying it first where others need it unchanged."""
+        """Edit the reader's current constant, copied first if others need it unchanged."""
         node = self._node(place)
         index = place.reader.index
         value = operand(node, index)
@@ -93,7 +93,7 @@ class PlaceEditor:
         set_input(node, place.reader.index, bias)
 
     def _add_behind(self, place: Place, edit: Shift) -> None:
-        """Add a new bias to a product; the sum takes over the name and all readers."""
+        """Add a new bias to a product; the sum takes its name and all readers."""
         node, channels = self._node(place), place.channels
         product = node.outputs[0]
         dims = declared_shape(product)
@@ -106,7 +106,7 @@ class PlaceEditor:
         self.edit.put_behind(product, [ir.node("Add", [product, bias])])
 
     def _new_bias(self, node: ir.Node, shape: tuple[int, ...], edit: Edit) -> ir.Value:
-        # Not the type of the stored weight, which a Cast may follow.
+        # This is not the type of the stored weight, which a Cast may follow.
         known = [value.dtype for value in (node.outputs[0], *node.inputs) if value is not None]
         dtype = next(dtype for dtype in known if dtype is not None)
         zeros = ir.Tensor(np.zeros(shape, dtype.numpy()), dtype=dtype)

@@ -1,4 +1,4 @@
-"""What the passes decided about a model, as the reports show it."""
+"""The decisions of the passes on a model, for the reports."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,14 +28,12 @@ _BATCHED = 3  # batch, rows, channels
 class Description:
     """A prepared model before any pass: its size, and a report row for each norm.
 
-    ``attentions`` are the norms, by reference, between which attention stands, of which ONNX
-    Runtime's transformers optimizer makes one operator only while both are LayerNormalization.
-    ``half_sums`` are the norms of sums in 16 bits, which it joins at ``opt_level`` 0 while they are
-    LayerNormalization: it knows no RMSNorm that Casts are a part of.
-    ``behind``: norms by what they give once they have taken what stands behind them.
-    ``merged``: norms by what several compute together, which is all of them once they have given
-    their gammas and betas away.
-    ``halves`` are the norms in 16 bits.
+    ``attentions`` are the norms, by reference, with attention between them, which ONNX Runtime's
+    transformers optimizer fuses only while both are LayerNormalization. ``half_sums`` are the norms
+    of sums in 16 bits, which it fuses at ``opt_level`` 0 while they are LayerNormalization: it does
+    not recognize an RMSNorm that contains Casts. ``behind``: norms by their results after absorbing
+    the nodes after them. ``merged``: norms by nodes that several share, which are all of their
+    nodes once they have lost their gammas and betas. ``halves`` are the norms in 16 bits.
     """
 
     opset: int
@@ -51,7 +49,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Additions that a session no longer joins with the norms behind them, and what that saves."""
+    """Additions that a session no longer fuses with the norms after them, and the savings."""
 
     count: int = 0
     saved_ps: int = 0
@@ -61,20 +59,19 @@ class Sums:
 class Findings:
     """The norms of a model, what happens to each, and the counts of the paper.
 
-    ``refusals`` holds, by reference of the norm's output, why a norm is not folded,
-    ``affine_refusals`` why its gamma or beta stays.  ``algorithm1`` counts the norms that fold
-    under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
-    opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
-    ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
-    them that stay and become one operator, ``left`` those that could fold and are better left as
-    they are.  ``ranges`` names the weights whose range grows much,
-    ``deferral_refusals`` why an RMS norm, made or found, is computed where it stands.
-    ``restored`` are the RMSNorms that become LayerNorms, None where that was not asked.
-    ``compressed`` likewise are the norms that become CRMSNorms, ``decompressed`` those that were.
-    ``without_last`` are those of them that give no more channels than they read, None where that
-    was not asked, and ``reader_refusals`` say why others give all.  ``scale_refusals`` say which
-    operators stay though a linear layer could take them, by reference of their results.
-    ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
+    ``refusals`` has, by reference of the norm's output, why a norm is not folded,
+    ``affine_refusals`` why its gamma or beta stays. ``algorithm1`` counts the norms that fold under
+    the rules of the paper's Algorithm 1 (outputs of norms count as centered, embeddings as opaque),
+    ``algorithm1_embed_centred`` the same with a centering after every embedding. ``remaining`` are
+    the norms that are still norms when folds are decided, ``in_place`` those that stay and become
+    one operator, ``left`` those that could fold but should not. ``ranges`` names the weights whose
+    range grows much, ``deferral_refusals`` why an RMS norm, made or found, is computed in place.
+    ``restored`` are the RMSNorms that become LayerNorms, or None if not requested. ``compressed``
+    likewise are the norms that become CRMSNorms, ``decompressed`` those that were. ``without_last``
+    are those that write only as many channels as they read, or None if not requested, and
+    ``reader_refusals`` why others write all. ``scale_refusals`` explain which operators stay though
+    a linear layer could absorb them, by reference of their results. ``deferred_before`` are the
+    norms that were deferred in the original model, none of ``description``.
     """
 
     description: Description
@@ -99,9 +96,10 @@ class Findings:
 
     @property
     def feels_rows(self) -> bool:
-        """Whether something changed that constant, shifted or zero rows may hurt.
+        """Whether a change is sensitive to constant, shifted or zero rows.
 
-        Scales that moved, norms that wait or no longer do, and what reads a sum for a last channel.
+        These are moved scales, norms newly deferred or undeferred, and readers that use a sum as
+        last channel.
         """
         reinstated = any(norm.reinstated for norm in self.deferred_before)
         converted = self.compressed or self.decompressed or self.restored
@@ -109,13 +107,13 @@ class Findings:
 
     @property
     def new_biases(self) -> int:
-        """How many Adds take a beta behind a linear layer that has no bias."""
+        """Return how many Adds apply a beta after a linear layer without a bias."""
         readers = [reader for fusion in self.plan.fusions for reader in fusion.readers]
         return sum(reader.bias is not None and reader.bias.behind for reader in readers)
 
 
 class DescribedNorms:
-    """Which norms of a described model an operator of a later version is a part of."""
+    """The norms of a described model to which an operator of a later version belongs."""
 
     def __init__(self, info: ModelInfo, found: Description):
         self._info, self._values = info, info.by_ref()
@@ -124,10 +122,10 @@ class DescribedNorms:
         self._merged = found.merged
 
     def of(self, ref: str) -> tuple[str, ...]:
-        """Return the norms by their references: one, or those that a tool has merged.
+        """Return the norms by their references: one, or several merged by a tool.
 
-        One that was spelled for a target in the meantime has its gamma or beta behind it; one that
-        took what stands behind it gives what that gave.
+        A norm spelled for a target in the meantime is followed by its gamma or beta; one that
+        absorbed the nodes after it has their result.
         """
         value = None if ref in self._known else self._values.get(ref)
         while value is not None and self._info.ref(value) not in self._known:
@@ -167,7 +165,7 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
 
 
 def _merged(info: ModelInfo, sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:
-    """Return the norms that share each node, by what it computes."""
+    """Return the norms that share each node, by its result."""
     owners: dict[ir.Node, list[str]] = defaultdict(list)
     for site in sites:
         for node in site.nodes:
@@ -188,7 +186,7 @@ def _is_of_half_sum(info: ModelInfo, site: NormSite) -> bool:
 
 
 def _behind(info: ModelInfo, site: NormSite) -> Iterator[str]:
-    """Yield what constants and Reshapes behind a norm make of its result, read by nothing else."""
+    """Yield the results of constants and Reshapes after a norm that have no other reader."""
     node = only_reader(site.output)
     while node is not None and (channel_op(info, node) or facets.reshapes(row_of(node))):
         yield info.ref(node.outputs[0])
@@ -215,6 +213,6 @@ def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
 
 
 def _module(parts: Iterable[tuple[str, object]]) -> str | None:
-    """Return the module that gamma or beta is a parameter of, by its name; None without one."""
+    """Return the module of the parameter that is gamma or beta, by its name, or None."""
     names = (value.name or "" for _, value in parts if isinstance(value, ir.Value))
     return next((name.rpartition(".")[0] for name in names if "." in name), None)

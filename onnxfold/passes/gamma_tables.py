@@ -1,9 +1,9 @@
-"""gammas of queries and keys in the tables of RoPE: factors per channel, moved as channels are.
+"""gammas of queries and keys in the tables of RoPE: factors per channel, moved with the channels.
 
-With x g for x, x cos + rotate(x) sin becomes x (g cos) + rotate(x) (rotate|g| sin): what moves
-channels moves those of g alike, and a sign stays with x.  The tables are few where heads share
-them.  An operator of a norm multiplies by gamma for nothing; a norm that cancels a scale is spelled
-out, and its gamma is a product of its own.
+With x g for x, x cos + rotate(x) sin becomes x (g cos) + rotate(x) (rotate|g| sin): moving channels
+moves their g as well, and a sign stays with x. The tables are small if heads share them. A norm
+operator multiplies by gamma for free; a norm that cancels a scale is spelled out, and its gamma is
+a separate product.
 
 Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), section 4.2.
 """
@@ -32,10 +32,10 @@ Rows = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class GammaTables:
-    """``held``: the values that lose gamma, and gamma along their axes other than rows.
+    """``held``: the values that lose gamma, and gamma along their non-row axes.
 
-    ``factors``: inputs of products, and what they take.  ``width``: how many elements of them are
-    multiplied for one row.
+    ``factors``: inputs of products, and the gammas that they absorb. ``width``: the number of their
+    elements multiplied per row.
     """
 
     held: dict[ir.Value, Float64]
@@ -44,16 +44,16 @@ class GammaTables:
 
     @property
     def width(self) -> int:
-        """The elements of factors that are multiplied for one row."""
+        """The elements of factors that are multiplied per row."""
         return sum(self.widths.values())
 
 
 def gamma_tables(
     info: ModelInfo, site: NormSite, rows: Rows, *, cheaper: bool = True
 ) -> GammaTables | None:
-    """Return where a norm's gamma can go in place of its product, or None.
+    """Return where a norm's gamma can go instead of its product, or None.
 
-    ``rows`` are those of its result, axis by axis.  ``cheaper``: only where that saves something.
+    ``rows`` are the rows of its result, axis by axis. ``cheaper``: only if that saves something.
     """
     gamma = _gamma(info, site, rows)
     if gamma is None:
@@ -76,7 +76,7 @@ def gamma_tables(
 
 
 def scale_factors(edit: Editor, gammas: GammaTables) -> None:
-    """Multiply tables by a gamma that is taken away from what they are multiplied to."""
+    """Multiply tables by a gamma removed from the values that they are multiplied with."""
     scaled: dict[tuple[ir.Value, bytes], ir.Value] = {}
     for known, index, gamma in gammas.factors:
         node = edit.node(known)
@@ -112,7 +112,7 @@ def _gamma(info: ModelInfo, site: NormSite, rows: Rows) -> Float64 | None:
 
 
 def _push(info: ModelInfo, value: ir.Value, site: NormSite, queue: NodeQueue) -> bool:
-    """Let the readers of a value wait; whether all of them can be followed."""
+    """Queue the readers of a value; return whether all of them can be followed."""
     if info.is_output(value):
         return False
     for use in value.uses():
@@ -124,7 +124,7 @@ def _push(info: ModelInfo, value: ir.Value, site: NormSite, queue: NodeQueue) ->
 
 
 def _takes(info: ModelInfo, node: ir.Node, found: GammaTables) -> bool:
-    """Whether a node multiplies by a factor that can take gamma without growing."""
+    """Whether a node multiplies by a factor that can absorb gamma without growing."""
     inside = [index for index in facets.factors(row_of(node)) if node.inputs[index] in found.held]
     value = node.inputs[inside[0]] if len(inside) == 1 else None
     if value is None:
@@ -142,7 +142,7 @@ def _takes(info: ModelInfo, node: ir.Node, found: GammaTables) -> bool:
 
 
 def _shared(gamma: Float64) -> Float64:
-    """Return a gamma with size 1 along every axis on which it is the same."""
+    """Return a gamma with size 1 along every axis on which it is constant."""
     for axis in range(gamma.ndim):
         first = gamma.take([0], axis)
         gamma = first if np.all(gamma == first) else gamma
@@ -158,7 +158,7 @@ def _covers(shape: tuple[object, ...], gamma: Float64) -> bool:
 def _moved(
     info: ModelInfo, node: ir.Node, held: Mapping[ir.Value, Float64]
 ) -> dict[ir.Value, Float64] | None:
-    """Return the gammas of what a node makes by moving channels, or by taking their negatives."""
+    """Return the gammas of results that a node computes by moving or negating channels."""
     row, values = row_of(node), [value for value in node.inputs if value is not None]
     data = [node.inputs[index] for index in facets.data_inputs(row, len(node.inputs))]
     negated = row.elements <= Elements.LINEAR and len(values) == 1 and facets.positionwise(row)
@@ -172,7 +172,7 @@ def _moved(
     known = {value: array for value, array in given.items() if array is not None}
     if len(known) < len(given):
         return None
-    from onnxfold.check.reference import run_nodes  # by runs that defer alone
+    from onnxfold.check.reference import run_nodes  # by runs that only defer
 
     try:
         computed = run_nodes(info.model, [node], known)

@@ -1,4 +1,4 @@
-"""What passes share that change norms themselves: the plan, the norms to change, and the proof."""
+"""Shared by passes that change norms themselves: the plan, the norms to change, and the proof."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -32,7 +32,7 @@ class NormsPlan:
 
 
 def named_sites(edit: Editor, plan: NormsPlan) -> list[NormSite]:
-    """Return the norms that a plan names, in the model that is edited and before it changes."""
+    """Return the norms that a plan names, in the edited model before it changes."""
     wanted = set(plan.norms)
     sites = find_norms(edit.info)
     return [site.within(edit) for site in sites if edit.info.ref(site.output) in wanted]

@@ -20,10 +20,10 @@ class ReaderRef:
 class Place:
     """A constant that changes along ``channels``, in its own coordinates.
 
-    ``reader`` is the node input that reads it.  ``copy``: this reader gets a changed copy and the
-    other readers keep the original.  ``value`` empty: the constant is new and starts as zeros;
-    ``behind``: a new Add behind the reader's node adds it, along ``channels`` of its output.
-    ``start``: of a vector that several constants share, the first element that is this one's.
+    ``reader`` is the node input that reads it. ``copy``: this reader gets a changed copy and the
+    other readers keep the original. ``value`` empty: the constant is new and starts as zeros;
+    ``behind``: a new Add after the reader's node adds it, along ``channels`` of its output.
+    ``start``: the first element of this constant in a vector that several constants share.
     """
 
     value: str

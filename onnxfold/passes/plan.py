@@ -1,4 +1,4 @@
-"""Plan: the frozen, printable result of deciding; it can be written to JSON and read back."""
+"""Plan: the frozen, printable decision; it can be written to JSON and read back."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -14,7 +14,7 @@ from onnxfold.refusal import RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Plan(CentringPlan):
-    """What all passes will do: the plan of centring, and what moves into linear layers."""
+    """The changes by all passes: the plan of centering, and the moves into linear layers."""
 
     fusions: tuple[AffineFusion, ...] = ()
     scales: tuple[ScaleFusion, ...] = ()
@@ -45,7 +45,7 @@ class Plan(CentringPlan):
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Plan":
-        """Read what :meth:`to_json` wrote; raises KeyError or TypeError on anything else."""
+        """Read what :meth:`to_json` wrote; raises KeyError or TypeError on other input."""
         refusals = [(row["output"], row) for row in document["refusals"]]
         plan: Plan = _read(Plan, {**document, "refusals": refusals})
         return plan
@@ -67,7 +67,7 @@ class Plan(CentringPlan):
 
 
 def _read(kind: Any, document: Any) -> Any:
-    """Return the value of a type of which ``document`` has the fields."""
+    """Return the value of a type whose fields are in ``document``."""
     inner = get_args(kind)
     if get_origin(kind) is tuple:
         return tuple(map(_read, repeat(inner[0]) if inner[-1] is Ellipsis else inner, document))

@@ -1,7 +1,7 @@
-"""Warnings where a fold widens the range of a weight, so that half floats or int8 suffer.
+"""Warnings about folds that widen the range of a weight, which hurts half floats and int8.
 
-The range of a weight is its largest over its smallest column maximum, a column being all that
-feeds one output.  Scaling by g widens it at most by max|g| / min|g|, so most weights need no look.
+The range of a weight is its largest over its smallest column maximum, with one column per output.
+Scaling by g widens it at most by max|g| / min|g|, so most weights need not be read.
 """
 
 from collections.abc import Mapping
@@ -46,9 +46,9 @@ def range_warning(
     g: Float64,
     limit: float,
 ) -> RangeWarning | None:
-    """Return a warning where a scale ``g`` widens the range of a weight over ``limit`` times.
+    """Return a warning if a scale ``g`` widens the range of a weight over ``limit`` times.
 
-    ``values``: those of the model, by reference.
+    ``values``: the model's values, by reference.
     """
     if column_range(np.abs(g)) <= limit or not outer.digits:
         return None

@@ -1,7 +1,7 @@
-"""Operators that fuse additions with a norm, each as the nodes that it stands for.
+"""Operators that fuse additions with a norm, each split into its nodes.
 
 Sources: ONNX Runtime's ContribOperators.md and CPU kernels for com.microsoft; the signatures of
-domain onnxfold.  A rounding of the sum that a fused kernel leaves out is the only difference.
+domain onnxfold. A rounding of the sum that a fused kernel omits is the only difference.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from onnxfold.graph.traversal import all_graphs
 from onnxfold.operators.contrib import EMBEDDED
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
-SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model has not
+SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model lacks
 _SKIP_EPSILON = 1e-12
 _LAST_RANK = 4  # channels last: N, H, W, C
-# The opsets since which Slice takes its bounds, and ReduceSum its axes, as inputs.
+# The opsets from which on Slice reads its bounds, and ReduceSum its axes, as inputs.
 _SLICES_BY_INPUTS, _SUMS_BY_INPUTS = 10, 13
 
 
 class Builder:
-    """Makes nodes and values with names that the model does not use yet."""
+    """Creates nodes and values with names that the model does not use yet."""
 
     def __init__(self, model: ir.Model):
         self._model = model
@@ -58,7 +58,7 @@ class Builder:
 
 
 class SkipNormCall:
-    """One node that is being replaced: its operands, the new nodes so far, and their results."""
+    """A node that is being replaced: its operands, the new nodes so far, and their results."""
 
     def __init__(self, builder: Builder, node: ir.Node):
         self.builder = builder
@@ -77,7 +77,7 @@ class SkipNormCall:
         return self.node.inputs[index] if index < len(self.node.inputs) else None
 
     def required(self, index: int) -> ir.Value:
-        """Return an input that the operator cannot do without; ModelError where it is missing."""
+        """Return an input that the operator requires; raises ModelError if it is missing."""
         value = self.operand(index)
         if value is None:
             label = node_label(self.node)
@@ -116,7 +116,7 @@ class SkipNormCall:
         return tuple(node.outputs)
 
     def add(self, *values: ir.Value | None) -> ir.Value:
-        """Return the sum of the values that are there, from the left."""
+        """Return the sum of the present operands, from the left."""
         present = [value for value in values if value is not None]
         total = present[0]
         for value in present[1:]:
@@ -129,7 +129,7 @@ class SkipNormCall:
         return self.emit("Constant", (), value=tensor)[0]
 
     def finish(self, results: dict[int, ir.Value]) -> None:
-        """Put the new nodes in the place of the old one; ``results`` by output index."""
+        """Replace the old node by the new ones; ``results`` by output index."""
         self.results = results
         replace_node(self.node, self.nodes, results)
 
@@ -143,7 +143,7 @@ def _layer_norm(
 
 
 def _statistics(call: SkipNormCall) -> int:
-    """How many outputs the norm needs for the statistics that something reads."""
+    """Return how many outputs the norm needs for the statistics that something reads."""
     return 3 if call.wants(2) else 2 if call.wants(1) else 1
 
 
@@ -265,7 +265,7 @@ def _own(call: SkipNormCall) -> str | None:
 
 
 def _splits(row: Signature) -> bool:
-    """Whether an op of ours is an addition and a norm that has an op of its own."""
+    """Whether an operator of ours is an addition and a norm that has its own operator."""
     return row.residual and row.output is Output.NORM and not row.row_scale
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: the passes in order, their proofs and the check, and what is left out then."""
+"""The pipeline: the passes in order, their proofs, the check, and what is left out on failure."""
 
 from onnxfold.pipeline.folding import (
     AFFINE_PASSES,

@@ -1,4 +1,4 @@
-"""The line that ``optimize`` prints of its target: what goes before, and what was not measured."""
+"""Advice that ``optimize`` prints about its target: tools to run first, unmeasured versions."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,9 +14,8 @@ _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
         "as in BERT",
     }
 )
-# As in text encoders of CLIP, and in float16: it makes Attention of what it knows from
-# LayerNormalization, and at opt_level 0 joins no folded norm with the sum in front of it
-# (docs/pipeline.md).
+# As in text encoders of CLIP, and in float16: it builds Attention around known LayerNormalizations,
+# and at opt_level 0 does not fuse a folded norm with the upstream sum (docs/pipeline.md).
 _FUSE_FIRST = "ONNX Runtime's transformers optimizer goes before onnxfold: {}"
 _HALF_SUMS = "sums in 16 bits"
 _LAST = (
@@ -26,12 +25,12 @@ _LAST = (
 
 
 def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
-    """Say what the file is for, what goes before onnxfold, and which version was not measured.
+    """Describe the purpose of the file, what to run before onnxfold, and unmeasured versions.
 
     ``excluded``: the fusions of its transformers optimizer that the folds exclude, as reported.
     """
     if options.convert_to is not None:
-        return ""  # the form was chosen for a reason of its own
+        return ""  # the form was chosen for another reason
     if options.target is Target.KERNELS:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
     if options.target is Target.ONNX:
@@ -47,7 +46,7 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> str:
-    """Say why the transformers optimizer goes first, where folds exclude what it fuses."""
+    """Explain why the transformers optimizer goes first if folds exclude its fusions."""
     attentions = sum(row["fusion"] == "Attention" for row in excluded)
     why = [f"{attentions} attention{'s' if attentions > 1 else ''}"] if attentions else []
     if len(excluded) > attentions:

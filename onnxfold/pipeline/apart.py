@@ -1,4 +1,4 @@
-"""`onnxfold optimize` as a command of its own: it ends alone where native code crashes."""
+"""`onnxfold optimize` as a separate command, so that a crash of native code ends only it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def optimized_apart(
 ) -> tuple[dict[str, Any], list[str]]:
     """Optimize a file with these options of the command line; return its report and its warnings.
 
-    A project file is not read.  Raises as :func:`onnxfold.optimize` does, and OnnxfoldError where
-    the process dies.
+    A project file is not read. Raises as :func:`onnxfold.optimize` does, and OnnxfoldError if the
+    process dies.
     """
     where = () if output is None else ("-o", str(output))
     with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:

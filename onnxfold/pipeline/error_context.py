@@ -1,4 +1,4 @@
-"""What was wrong with a model that a stage stumbled over."""
+"""Find the defect in the model that made a stage fail."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ _PLACES = ("node '", "value '", "loops ", "opset ", "function ")
 
 @contextmanager
 def error_context(source: Source) -> Iterator[None]:
-    """Name the fault of a model that is not valid ONNX where a stage stumbles over it.
+    """Name the fault of an invalid ONNX model if a stage fails on it.
 
-    Raises ModelError then; what goes wrong with a valid model is a defect and passes as it is.
-    What a stage says of a part of the model gets the name of the file.
+    Raises ModelError then; an error on a valid model is a defect and is passed on. A message about
+    a part of the model is prefixed with the name of the file.
     """
     label = "the model" if source.path is None else model_io.show(source.path)
     try:
@@ -37,7 +37,7 @@ def error_context(source: Source) -> Iterator[None]:
 
 
 def _complaint_of_copy(model: ir.Model) -> str | None:
-    """What is wrong where onnx knows no shapes before functions and skip-norms are taken apart."""
+    """Return the fault of a model that shows once functions and skip-norms are split."""
     try:
         return complaint(prepare(model).model)
     except MALFORMED:
@@ -45,6 +45,6 @@ def _complaint_of_copy(model: ir.Model) -> str | None:
 
 
 def _attribute(error: Exception) -> str | None:
-    """What onnx-ir says of an attribute of another type, which no schema rules out."""
+    """Return onnx-ir's message about an attribute of the wrong type, which no schema excludes."""
     sentence = str(error)
     return sentence if isinstance(error, TypeError) and sentence.startswith("Attribute '") else None

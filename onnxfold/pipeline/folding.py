@@ -1,14 +1,14 @@
-"""The passes in order: each decides on a version of the model, makes the next one, and is proved.
+"""The passes in order: each decides on a version of the model, creates the next, and is proved.
 
     prepare -> reinstating -> scales -> affine [-> tables] -> centring -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
 
-Scales come before gammas and betas, since a factor behind a norm becomes a part of them.
+Scales come before gammas and betas, because a factor after a norm becomes part of them.
 
-A version that is to be proved against stays as it is, for the pass edits a copy; without a proof it
-is edited in place.  What is not proved of a pass is left out: the next one goes on from the rest.
+The version to prove against is kept, because the pass edits a copy; without a proof it is edited in
+place. Unproved parts of a pass are left out: the next one continues from the rest.
 """
 
 from __future__ import annotations
@@ -142,15 +142,15 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
         Pass("shifting", decide_shifting, apply_shifting, proofs.of_shifting),
     ),
 }
-_FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers get
-# Spells the outcome of all passes for a target: always last, and proved on what will be written.
+_FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers receive
+# Spells the result of all passes for a target; always last, and proved on what is written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
 
 
 @dataclass(slots=True)
 class Decided:
-    """The version that the passes have come to, what each decided, and what was shown of them."""
+    """The current version of the passes, what each decided, and what was proved of them."""
 
     info: ModelInfo
     description: Description
@@ -163,7 +163,7 @@ class Decided:
 
     @property
     def plan(self) -> Plan:
-        """What will be done."""
+        """The changes to be made."""
         affine, scales = (self.decisions.get(name) for name in ("affine", "scales"))
         made = self._centring.plan
         return Plan(
@@ -183,12 +183,12 @@ class Decided:
 
     @property
     def differs(self) -> bool:
-        """Whether a pass has decided to do anything."""
+        """Whether a pass has decided on a change."""
         return any(not decision.empty for decision in self.decisions.values())
 
     @property
     def findings(self) -> Findings:
-        """What the reports show."""
+        """The content of the reports."""
         affine = self.decisions.get("affine", AffinePlan())
         scales = self.decisions.get("scales", ScalesPlan())
         centring = self._centring
@@ -228,7 +228,7 @@ class Decided:
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
-        """Return the plan by the norms that are described, not by what has become of them."""
+        """Return the plan by the described norms, as they were originally."""
         plan = self.plan
         return replace(
             plan,
@@ -259,10 +259,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The model after the passes, the given one where nothing changed; a proof where one was asked.
+    """The model after the passes (the given one if nothing changed), and a proof if requested.
 
-    ``left_out`` is what could not be proved; the proof is that of the rest.  ``info``: of a
-    prepared copy of the model, but where the last proof failed.
+    a proof where one was asked. ``left_out`` is what could not be proved; the proof covers the
+    rest. ``info``: of a prepared copy of the model, unless the last proof failed.
     """
 
     model: ir.Model
@@ -274,9 +274,9 @@ class Folded:
 
 
 def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[str] = ()) -> Decided:
-    """Decide on every pass but those ``without``; uses up the working copy.
+    """Decide on every pass except those ``without``; consumes the working copy.
 
-    A pass is carried out where a later one decides on its outcome.
+    uses up the working copy. A pass is applied if a later one decides on its result.
     """
     state = _start(prepared)
     chosen = [each for each in _passes(settings) if each.name not in without]
@@ -298,12 +298,12 @@ def fold(
     without: Collection[str] = (),
     prove: bool = True,
 ) -> Folded:
-    """Carry out every pass but those ``without``; uses up the working copy of the original."""
+    """Apply every pass except those ``without``; consumes the working copy of the original."""
     state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(settings):
         if each.name not in without:
             _step(state, each, settings, timer, prove=prove)
-    findings = state.findings  # of the version before it is spelled, in place where nothing proves
+    findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
     if state.final is not None:
         name_sizes(state.final, names)
@@ -313,7 +313,7 @@ def fold(
 
 
 def unwanted(chosen: Options) -> frozenset[str]:
-    """Return the names of the passes that the options leave out."""
+    """Return the names of the passes that the options exclude."""
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
@@ -332,7 +332,7 @@ def _start(prepared: Prepared) -> Decided:
 def _step(
     state: Decided, chosen: Pass[Any], settings: Settings, timer: StageTimer, *, prove: bool
 ) -> None:
-    """Let a pass make the next version, as far as it is proved."""
+    """Let a pass create the next version, as far as it is proved."""
     made = step(chosen, state.info, settings, timer, prove=prove)
     state.decisions[chosen.name] = made.decision
     if made.left_out is not None:
@@ -346,7 +346,7 @@ def _step(
 def _spelled(
     state: Decided, original: ir.Model, settings: Settings, timer: StageTimer, *, prove: bool
 ) -> ir.Model:
-    """Return the model that is written: spelled for the target, and without helpers of the work."""
+    """Return the model to write: spelled for the target, without helper nodes."""
     with timer.stage("rewrite"):
         decision = state.decisions[LOWER.name] = LOWER.decide(state.info, settings)
         edit = Editor(state.info, copy=prove)
@@ -354,12 +354,12 @@ def _spelled(
         join_skip_norms(edit.model, original, settings)
         spell_split_norms(edit, settings)
         joined = join_rms_norms(edit, settings)
-        wanted = state.changed or settings.convert_to is None  # a conversion is of norms alone
+        wanted = state.changed or settings.convert_to is None  # a conversion concerns only norms
         slow = slow_additions(edit.model, settings) if wanted else ()
     if not (differs or joined or slow or state.changed):
         return original
     if not prove:
-        with timer.stage("count"):  # while the types are there, which a proof infers again
+        with timer.stage("count"):  # while the types are present, which a proof infers again
             info = ModelInfo(edit.model)
             finalize.define_functions(info, settings.target, settings.norm_form)
             state.final = prepare(edit.model, inferred=True).info
@@ -387,7 +387,7 @@ def _spelled(
             info = ModelInfo(result)
             apart = sum(joined_into(info, node) for node in slow)
             state.sums = Sums(apart, saved_apart(info, slow))
-        replace_by_sums(slow)  # Add and Sum compute the same: there is nothing to prove
+        replace_by_sums(slow)  # Add and Sum compute the same, so a proof is not needed
         name_sources(result, original)
     return result
 

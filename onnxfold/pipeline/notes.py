@@ -1,4 +1,4 @@
-"""What cannot be had of a written file behind other tools, said where it is written."""
+"""Notes about what other tools cannot do with a written file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ _HALVES = (
     "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
     "--target ort keeps one operator"
 )
-_QUANTIZED = "for quantize_static use --norm-form op"  # it quantises each operator of a norm
-_TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean does, which onnx2torch does not take
+_QUANTIZED = "for quantize_static use --norm-form op"  # it quantizes each operator of a norm
+_TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean has them, which onnx2torch does not support
 
 
 def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each tool that takes less of the file than of another spelling.
+    """Return a sentence for each tool that supports less of this spelling than of another.
 
     ``inspection`` is the report's part of that name.
     """
@@ -44,5 +44,5 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
 
 
 def _taken_apart(norm: Mapping[str, Any]) -> bool:
-    """Whether a norm of one operator becomes several, which some tools take less well."""
+    """Whether a norm of one operator becomes several, which some tools handle worse."""
     return bool(norm["action"] == "rms" and norm["form"] != NormForm.DECOMPOSED)

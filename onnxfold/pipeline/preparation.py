@@ -1,4 +1,4 @@
-"""The working copy that the passes start from, by what is asked of them."""
+"""The working copy from which the passes start, according to the options."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from onnxfold.targets.deferral_gains import is_wanted
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
     """Return a working copy of a model whose types and shapes are inferred.
 
-    It is of a newer opset where the form of norms needs one.
+    Its opset is raised if the form of norms needs it.
     """
     prepared = _to_reinstate(model, settings)
     prepared = prepared or prepare(model, compressed=settings.convert_to is not None, inferred=True)
@@ -28,7 +28,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
 
 
 def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
-    """Return a copy without the calls that deferral has left, where a norm can be taken back."""
+    """Return a copy without the calls that deferral left if a norm can be reinstated."""
     if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
         return None
     prepared = prepare(model, deferred=True, inferred=True)

@@ -1,4 +1,4 @@
-"""The proof of each pass: the claims that its plan makes of two versions, and what is counted.
+"""The proof of each pass: the claims that its plan makes about two versions, and its counts.
 
 The plan only names what was changed; the proof tests each claim on the arrays themselves.
 """
@@ -31,14 +31,14 @@ from onnxfold.refusal import Refusal
 
 
 def of_scales(before: ModelInfo, after: ModelInfo, plan: ScalesPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan names the operators that are gone."""
+    """Check ``after`` against ``before``; the plan names the removed operators."""
     shown = prove_scales(before, after, plan.fusions)
     counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
     return ProofOutcome(counts, shown.failures)
 
 
 def prove_scales(before: ModelInfo, after: ModelInfo, fusions: Iterable[ScaleFusion]) -> Proof:
-    """Check a model whose linear layers do the scales behind them; both are prepared."""
+    """Check a model whose linear layers absorbed the scales after them; both are prepared."""
     values = before.by_ref()
     claims = (claim for fusion in fusions for claim in _claims(before, values, fusion))
     return prove_models(before, after, Certificate(scaled=tuple(claims), rounding=True))
@@ -58,7 +58,7 @@ def _claims(
 
 
 def of_affine(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan names the values that changed places."""
+    """Check ``after`` against ``before``; the plan names the moved values."""
     shown = prove_affine(before, after, plan.fusions)
     counts = {"scaled_weights": shown.scaled_weights, "shifted_biases": shown.shifted_biases}
     return ProofOutcome(counts, shown.failures)
@@ -85,7 +85,7 @@ def _layer(absorption: Absorption) -> LinearLayer:
 
 
 def of_tables(before: ModelInfo, after: ModelInfo, plan: AffinePlan) -> ProofOutcome:
-    """Check ``after`` against ``before``: regions reach from the sums back to what norms read."""
+    """Check ``after`` against ``before``: regions extend from the sums back to norms' inputs."""
     del plan
     shown = prove_models(before, after, Certificate(by_name_alone=True))
     return ProofOutcome(failures=shown.failures)
@@ -108,7 +108,7 @@ def prove_centring(before: ModelInfo, after: ModelInfo, plan: CentringPlan) -> P
 
 
 def of_deferral(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``: regions reach from each product back to the norm's x."""
+    """Check ``after`` against ``before``: regions extend from each product back to the norm's x."""
     values = before.by_ref()
     centred = tuple(
         (before.ref(weight), each.fiber)
@@ -123,7 +123,7 @@ def of_deferral(before: ModelInfo, after: ModelInfo, plan: DeferralPlan) -> Proo
         if (weight := _read(values[each.reader.node], each.reader.index)) is not None
         for edit in (halving(each),)
     )
-    rounding = not any(norm.bound for norm in plan.norms)  # which says how much more it may be
+    rounding = not any(norm.bound for norm in plan.norms)  # it reports how much more it may be
     certificate = Certificate(centred, scaled=scaled, by_name_alone=True, rounding=rounding)
     shown = prove_models(before, after, certificate)
     return ProofOutcome({"deferred_norms": len(plan.norms)}, shown.failures)
@@ -135,7 +135,7 @@ def _read(output: ir.Value, index: int) -> ir.Value | None:
 
 
 def of_reinstating(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan says which norms to count."""
+    """Check ``after`` against ``before``; the plan names the norms to count."""
     sites = [found.site for found in find_deferred(before)]
     chosen = [site for site in sites if before.ref(site.output) in plan.norms]
     centred = tuple(
@@ -146,7 +146,7 @@ def of_reinstating(before: ModelInfo, after: ModelInfo, plan: ReinstatingPlan) -
 
 
 def _weights(info: ModelInfo, site: NormSite) -> Iterator[tuple[str, Fiber]]:
-    """Yield the weights behind a LayerNorm whose means the proof finds to be 0, or not."""
+    """Yield the weights downstream of a LayerNorm whose means the proof may find to be 0."""
     waiting: list[tuple[ir.Value, Fiber]] = [(site.input, site.fiber)]
     for value, fiber in waiting:
         for node in value.consumers():
@@ -179,7 +179,7 @@ def of_shifting(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> Proo
 
 
 def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:
-    """Check ``after`` against ``before``; the plan is asked for a count alone."""
+    """Check ``after`` against ``before``; the plan is only used for a count."""
     failures = prove_models(before, after, Certificate()).failures
     return ProofOutcome({} if failures else {"changed_readers": len(plan.layers)}, failures)
 

@@ -1,4 +1,4 @@
-"""What is shown and kept of a result: it is counted, staged, checked and published.
+"""Publishing of a result: it is counted, staged, checked and renamed.
 
 Nothing is published before the check of the staged files has passed.
 """
@@ -28,7 +28,7 @@ _MOST_SESSION_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where a result was written, the report of its files, and what its check and counts gave."""
+    """Where a result was written, the report of its files, and its check and counts."""
 
     path: Path
     document: dict[str, Any]
@@ -43,9 +43,9 @@ def count(
     timer: StageTimer,
     path: Path | None = None,
 ) -> dict[str, Any] | None:
-    """Return both models in numbers, and their sessions where the result is checked at a path.
+    """Return both models in numbers, with their sessions if the result is checked at a path.
 
-    A session's form is kept in a file to be counted, which large weights are not worth.
+    Counting needs a file of the session's model, which is not worth it for large weights.
     """
     if folded.model is source.model:
         return None
@@ -67,7 +67,7 @@ def write(
 ) -> Written:
     """Stage the result, check the staged files, publish them.
 
-    Raises VerificationError as ``check`` does, ModelError where the original was changed meanwhile.
+    Raises VerificationError as ``check`` does, ModelError if the original was changed meanwhile.
     """
     result = folded.model
     verification = None
@@ -96,7 +96,7 @@ def write(
 def _staged(
     source: Source, result: ir.Model, output: Path, options: Options, timer: StageTimer
 ) -> model_io.StagedModel:
-    """Stage the result; a model that is the same, with all weights in it, byte for byte."""
+    """Stage the result; a byte-for-byte copy if the model is unchanged and has embedded weights."""
     elsewhere = options.share_weights or options.save_as_external_data
     whole = not elsewhere and result.meta.get(model_io.HAS_EXTERNAL_DATA) is False
     if result is source.model and source.path is not None and whole:
@@ -120,10 +120,10 @@ def check(
     options: Options,
     timer: StageTimer,
 ) -> Verification:
-    """Compare a result with the original on inputs, also of constant, shifted and zero rows.
+    """Compare a result with the original on inputs, including constant, shifted and zero rows.
 
-    These where something was changed that such rows may hurt.
-    Raises VerificationError where their outputs differ by more than the options allow.
+    These rows are added if something was changed that is sensitive to them. Raises
+    VerificationError if their outputs differ by more than the options allow.
     """
     with timer.stage("verify"):
         from onnxfold.check.compare import verify as compare

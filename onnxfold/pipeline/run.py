@@ -1,9 +1,9 @@
-"""From a loaded model to a checked one: the attempts, the check, what is written and reported.
+"""From a loaded model to a checked one: the attempts, the check, the written file, the report.
 
     load -> prepare -> the passes, each proved -> stage -> verify -> publish
 
-The input is never changed.  Nothing is published before the proofs and the verification passed.
-What proves and verifies is imported when it is used, for a run without it is to start quickly.
+The input is never changed. Nothing is published before the proofs and the verification have passed.
+The proof and the check are imported on use, so that a run without them starts quickly.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ from onnxfold.shapes.claims import Checked, check_claims
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
-_LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass that a check may fail with
+_LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass for which a check may fail
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What optimize did.
+    """The result of optimize.
 
-    ``model`` is of the kind that was given: a path, an onnx.ModelProto, an onnx_ir.Model or an
-    onnx_graphsurgeon.Graph; None after a dry run.  Pickling and copying take an onnx_ir.Model as
-    an onnx.ModelProto, and raise ModelError where protobuf cannot hold it.
+    ``model`` is of the kind that was passed: None after a dry run. Pickling and copying convert an
+    onnx_ir.Model to an onnx.ModelProto, and raise ModelError if it exceeds a protobuf.
     """
 
     model: Any
@@ -79,9 +78,9 @@ def _of_proto(model: onnx.ModelProto, *rest: Any) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What an attempt starts from, and does without: weights that overflow, passes that failed.
+    """What an attempt leaves out: weights that overflow, passes that failed.
 
-    ``needless``: passes that only prepare others, which had nothing to do.
+    ``needless``: passes that only prepare others, which found nothing to do.
     """
 
     known: Checked
@@ -93,7 +92,7 @@ class _Attempt:
 def run(
     source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
-    """Run every stage behind loading; again without the weights, or the passes, that cannot be."""
+    """Run every stage after loading; again without the weights or passes that fail."""
     with timer.stage("analyse"):
         attempt = _Attempt(check_claims(source.model))
     while True:
@@ -109,11 +108,11 @@ def run(
 def _without_weights(
     attempt: _Attempt, source: Source, chosen: Options, error: WeightOverflowError
 ) -> _Attempt:
-    """Leave out the weights that have no finite centred values; else what moves factors."""
+    """Exclude weights without finite centered values, otherwise the moves of factors."""
     try:
         decided = _decided(source, chosen, attempt)
         found = overflowing_weights(decided.info, decided.plan)
-    except WeightOverflowError:  # a later pass reads what an earlier one makes of a weight
+    except WeightOverflowError:  # a later pass reads the weight that an earlier one changed
         found = frozenset()
     if found:
         return replace(attempt, overflowing=attempt.overflowing | found)
@@ -130,7 +129,7 @@ def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
 
 
 def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
-    """Leave scales where no stream is compressed, for which alone a conversion moves factors."""
+    """Exclude scales if no stream is compressed, as a conversion moves factors only for this."""
     moved = findings.plan.scales or findings.plan.fusions
     needless = findings.compressed is not None and not findings.compressed and moved
     return replace(attempt, needless=folding.AFFINE_PASSES) if needless else None
@@ -143,7 +142,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         fused_before=folding.residual_calls(source.model),
         defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
     )
-    exclusion(settings.exclude)  # a pattern that is none fails before any norm is looked at
+    exclusion(settings.exclude)  # an invalid pattern fails before any norm is looked at
     return settings
 
 
@@ -160,12 +159,12 @@ def _attempt(
     timer: StageTimer,
     attempt: _Attempt,
 ) -> Result:
-    """Run every stage behind loading once.
+    """Run every stage after loading once.
 
-    Raises WeightOverflowError when a weight turns out to overflow, PassCheckError when the check
-    failed and gammas, betas or scales were moved: a moved one may leave the range of its type, or
-    meet an infinite weight, where centring would not.  A LayerNorm that is deferred keeps a mean,
-    which may cost more rounding than the check allows.
+    Raises WeightOverflowError if a weight overflows, PassCheckError if the check failed and gammas,
+    betas or scales were moved: a moved one may leave the range of its type, or meet an infinite
+    weight, which centering alone would not. A deferred LayerNorm keeps a mean, which may cost more
+    rounding than the check allows.
     """
     if chosen.dry_run:
         return _planned(source, chosen, timer, attempt)
@@ -247,7 +246,7 @@ def _published(
     attempt: _Attempt,
     before: Figures,
 ) -> Result:
-    """Check what the passes made of a model, and give it back or write it."""
+    """Check the result of the passes, and return or write it."""
     if options.strip_metadata:
         stripped = strip_notes(folded.model)
         changed = folded.changed or stripped is not folded.model
@@ -262,7 +261,7 @@ def _published(
     if output is None:
         returned = source.give_back(result)
         if changed and options.check:
-            # What is given back is checked, not what it was made of.
+            # The returned model is checked, not its source.
             again = ModelSource(open_source(returned).model, None)
             verification = check(source, again, folded.findings, options, timer)
         both = count(source, folded, before, timer)

@@ -1,17 +1,17 @@
-"""How long each stage took, and how far it is."""
+"""Durations and progress of the stages."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_DIGITS = 6  # microseconds: more digits than the clock tells
+_DIGITS = 6  # microseconds: more digits than the resolution of the clock
 Stages = Callable[[str, float], None]  # stage name, fraction done
 
 
 @dataclass(slots=True)
 class StageTimer:
-    """Seconds per stage, all its parts together, and the listener that shows them."""
+    """Seconds per stage, summed over its parts, and the listener that shows them."""
 
     listener: Stages | None
     seconds: dict[str, float] = field(default_factory=dict)

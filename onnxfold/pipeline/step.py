@@ -1,7 +1,7 @@
-"""One pass on one version of a model: it decides, makes the next version, and is proved.
+"""One pass on one version of a model: it decides, creates the next version, and is proved.
 
-Where the proof fails, the pass is tried with half of its moves, then with halves of what failed:
-what is kept was proved together, and what is left out is named with the reason.
+If the proof fails, the pass is tried with half of its moves, then with halves of the failed ones:
+the moves that are kept were proved together, and the others are reported with the reason.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.lower import finalize
 from onnxfold.pipeline.stage_timer import StageTimer
 
-# Proofs of parts of one pass: two for each time that the moves at fault are halved, largest first.
+# Proofs of parts of one pass: two for each halving of the moves at fault, largest first.
 _MOST_PROOFS = 12
-_MOST_IN_VAIN = 4  # where none of them holds: a pass that fails everywhere costs no more
+_MOST_IN_VAIN = 4  # if all parts fail, which bounds the cost of a pass that fails everywhere
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A pass that was not carried out, or not at ``moves``, and why."""
+    """A pass that was not applied, or not to ``moves``, and why."""
 
     name: str
     reason: str
@@ -38,7 +38,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a pass decided, the version that it made, or None, and what was shown of it."""
+    """The decision of a pass, the version that it created, or None, and what was proved of it."""
 
     decision: Any
     after: ModelInfo | None = None
@@ -49,7 +49,7 @@ class Step:
 def step(
     chosen: Pass[Any], before: ModelInfo, settings: Settings, timer: StageTimer, *, prove: bool
 ) -> Step:
-    """Carry a pass out, as far as it is proved; without a proof the version is edited in place."""
+    """Apply a pass, as far as it is proved; without a proof the version is edited in place."""
     made = _made(chosen, before, settings, timer, copy=prove)
     if made.after is None or not prove:
         return made
@@ -71,7 +71,7 @@ def proved(
     settings: Settings,
     timer: StageTimer,
 ) -> ProofOutcome:
-    """Return what the proof of a pass shows."""
+    """Return the result of a pass's proof."""
     with timer.stage("prove"):
         for version in (before, after):  # bodies are run, and compared by name
             finalize.define_functions(version, settings.target, settings.norm_form)
@@ -100,7 +100,7 @@ def _made(
 class _Search:
     """The search for the moves of a pass that are proved together.
 
-    ``unproved`` are the others, each with how the proof of the least part failed that it was in.
+    ``unproved`` are the others, each with the failure of the smallest part that contained it.
     """
 
     chosen: Pass[Any]
@@ -112,7 +112,7 @@ class _Search:
     proofs: int = 0
 
     def run(self, moves: Sequence[str]) -> None:
-        """Take in what is proved of moves that together are not, largest parts first."""
+        """Accept the proved ones among moves that fail together, largest parts first."""
         failing = deque([moves])
         while failing:
             group = failing.popleft()
@@ -127,10 +127,10 @@ class _Search:
                 failing.append(second)
 
     def result(self) -> Step | None:
-        """Return the step of the moves that were taken in, None where there are none."""
+        """Return the step of the accepted moves, or None."""
         if self.found is None:
             return None
-        with self.timer.stage("analyse"):  # decided again for the reasons alone
+        with self.timer.stage("analyse"):  # decided again only for the reasons
             decision = self.chosen.decide(self.before, self._without(self.unproved))
         moves = tuple(self.unproved)
         left_out = LeftOut(self.chosen.name, self.unproved[moves[0]], moves)
@@ -140,7 +140,7 @@ class _Search:
         return replace(self.settings, unproved=unproved)
 
     def _holds(self, moves: Sequence[str]) -> bool:
-        """Try the moves with those taken in before."""
+        """Try the moves together with those accepted before."""
         if self.proofs == (_MOST_IN_VAIN if self.found is None else _MOST_PROOFS):
             return False
         self.proofs += 1

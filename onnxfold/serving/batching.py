@@ -1,8 +1,8 @@
-"""Requests that wait together run together: stacked along axis 0, run once, taken apart.
+"""Batching of waiting requests: stacked along axis 0, run once, split again.
 
-Nothing waits while a worker is idle, unless a delay is asked for.  Requests share a run only where
-they agree in everything but the number of rows, and one that fails is run again alone, so that no
-client sees another's error.
+Nothing waits while a worker is idle, unless a delay is configured. Requests share a run only if
+they agree in everything but the number of rows, and the requests of a failed run are run again
+alone, so that no client sees another's error.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ Key = tuple[object, ...]
 
 
 class RunError(RuntimeError):
-    """A run that failed for no fault of the request."""
+    """A run that failed through no fault of the request."""
 
 
 class Run(Protocol):
-    """Computes the named outputs for the arrays; called in a worker thread.
+    """Compute the named outputs for the arrays; called in a worker thread.
 
-    Raises RequestError where the values are at fault, RunError for anything else.
+    Raises RequestError if the values are at fault, RunError for other failures.
     """
 
     def __call__(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]: ...
@@ -45,10 +45,10 @@ class _Waiting:
 class Batcher:
     """Queues requests of one model and runs them in at most `workers` threads at a time.
 
-    `max_rows` bounds a run of several requests; a single request may be larger. With
-    `stackable` False each request runs alone. `observe` hears the requests and rows of every run,
-    `ran` of every one that answered its requests: their number and rows, the sum of the seconds
-    that they waited for it, and the seconds that it took.
+    `max_rows` bounds a run of several requests; a single request may be larger. With `stackable`
+    False each request runs alone. `observe` receives the requests and rows of every run, `ran` of
+    every successful run: their number and rows, the sum of the seconds that they waited for it, and
+    the seconds that it took.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Batcher:
         return (waiting.outputs, shapes)
 
     def _dispatch(self) -> None:
-        """Start runs while a worker is idle and some queue is ripe; else wake up when one is."""
+        """Start runs while a worker is idle and a queue is ripe, or schedule the next attempt."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()
@@ -124,7 +124,7 @@ class Batcher:
                 self._start(batch)
 
     def _ripe_at(self, queue: deque[_Waiting]) -> float:
-        """Return when a queue may run: at once when full, else a delay after its first came."""
+        """Return when a queue may run: at once if full, or a delay after its first request."""
         if not self._delay or sum(one.rows for one in queue) >= self._max_rows:
             return queue[0].since
         return queue[0].since + self._delay
@@ -133,7 +133,7 @@ class Batcher:
         queue, batch, rows = self._queues[key], list[_Waiting](), 0
         while queue and (not batch or rows + queue[0].rows <= self._max_rows):
             one = queue.popleft()
-            if not one.answer.done():  # its client went away
+            if not one.answer.done():  # its client disconnected
                 batch.append(one)
                 rows += one.rows
         if not queue:
@@ -171,7 +171,7 @@ class Batcher:
         self._dispatch()
 
     def _compute(self, batch: Sequence[_Waiting]) -> list[list[Array] | Exception]:
-        """Run a batch in a worker thread; where that fails, each of its requests alone."""
+        """Run a batch in a worker thread; if that fails, each of its requests alone."""
         if len(batch) == 1:
             return [self._run(batch[0].feeds, batch[0].outputs)]
         try:

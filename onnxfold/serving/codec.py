@@ -1,8 +1,8 @@
-"""Tensors of the protocol to arrays and back; every refusal is one sentence that names the input.
+"""Tensors of the protocol to arrays and back; every refusal is a sentence that names the input.
 
-A tensor comes as raw bytes (little endian, row-major; BYTES as a 4-byte length before each
-element) or as a list, nested or flat.  Source: the Open Inference Protocol V2 and its binary
-tensor data extension.
+A tensor is received as raw bytes (little endian, row-major; BYTES as a 4-byte length before each
+element) or as a list, nested or flat. Source: the Open Inference Protocol V2 and its binary tensor
+data extension.
 """
 
 import math
@@ -21,12 +21,12 @@ _NUMBERS = frozenset("iuf")
 
 
 class RequestError(Exception):
-    """A request that this model cannot answer; the sentence goes back to the client."""
+    """A request that this model cannot answer; the sentence is sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input as it came: its claims, and either raw bytes or a list."""
+    """An input as received: its declaration, and either raw bytes or a list."""
 
     name: str
     datatype: str
@@ -35,10 +35,10 @@ class Tensor:
 
 
 def decode(tensors: Sequence[Tensor], signature: ServedSignature) -> dict[str, Array]:
-    """Return the arrays that ONNX Runtime takes, by name.
+    """Return the arrays for ONNX Runtime, by name.
 
-    Raises RequestError where an input is missing, unknown, twice there, of another type, rank or
-    size than the model's, or holds more or less than its shape says.
+    Raises RequestError if an input is missing, unknown, repeated, of another type, rank or size
+    than the model's, or has more or fewer elements than its shape.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     arrays: dict[str, Array] = {}
@@ -60,9 +60,9 @@ def decode(tensors: Sequence[Tensor], signature: ServedSignature) -> dict[str, A
 
 
 def selected(names: Sequence[str] | None, signature: ServedSignature) -> tuple[str, ...]:
-    """Return the outputs to compute: those asked for, all where nothing was.
+    """Return the outputs to compute: the requested ones, or all.
 
-    Raises RequestError for an unknown output and for one that is asked for twice.
+    Raises RequestError for an unknown or repeated output.
     """
     known = [spec.name for spec in signature.outputs]
     if not names:
@@ -90,9 +90,9 @@ def raw_bytes(array: Array) -> bytes:
 
 
 def elements(array: Array) -> list[Any]:
-    """Return an array as the flat list of the protocol's JSON, row-major; NaN has no place in it.
+    """Return an array as the flat list of the protocol's JSON, row-major, without NaN.
 
-    Raises RequestError where a float is not finite: JSON has no such number.
+    Raises RequestError if a float is not finite, because JSON cannot represent it.
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise RequestError("an output is not finite, which JSON cannot say; ask for binary data")
@@ -116,7 +116,7 @@ def _array(tensor: Tensor, spec: TensorSpec) -> Array:
         array = _from_list(tensor.data, spec, shape, count)
     try:
         return array.reshape(shape)
-    except ValueError as error:  # no elements, and dims beyond what an array can have
+    except ValueError as error:  # no elements, and dims larger than an array can have
         raise RequestError(f"input '{name}' has dims that are too large: {error}") from error
 
 
@@ -211,7 +211,7 @@ def _integers(data: Sequence[Any], spec: TensorSpec) -> Array:
     array = np.asarray(data)
     if array.dtype.kind in _INTEGERS:
         return array
-    # numpy makes floats of integers that no one type of 64 bits holds, and of 2**64 - 1 beside 0.
+    # numpy turns integers that fit no single 64-bit type into floats, and 2**64 - 1 next to 0.
     exact = np.asarray(data, dtype=np.object_)
     if any(type(one) is not int for one in exact.reshape(-1)):
         raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
@@ -227,7 +227,7 @@ def _cast(array: Array, spec: TensorSpec) -> Array:
             raise RequestError(f"input '{spec.name}' holds values outside of {spec.datatype.name}")
     elif array.dtype.kind not in (_NUMBERS if kind == "f" else "b"):
         raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
-    with np.errstate(over="ignore"):  # a number that is too large for its type is infinite there
+    with np.errstate(over="ignore"):  # a number too large for its type is infinite there
         return array.astype(spec.dtype)
 
 
@@ -246,7 +246,7 @@ def _flattened(data: Sequence[Any]) -> list[Any]:
 
 
 def _check_symbols(arrays: Mapping[str, Array], specs: Sequence[TensorSpec]) -> None:
-    """Demand that a symbol has one size in all inputs."""
+    """Require that a symbol has one size in all inputs."""
     sizes: dict[str, tuple[int, str]] = {}
     for spec in specs:
         for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True):

@@ -1,4 +1,4 @@
-"""The one table of element types: ONNX Runtime's names, the protocol's, numpy's and Triton's."""
+"""The table of element types: ONNX Runtime's names, the protocol's, numpy's and Triton's."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +10,8 @@ import numpy as np
 class Datatype:
     """One row: the name in the protocol and in ONNX Runtime, the arrays, the typed gRPC field.
 
-    ``dtype`` is None where ONNX Runtime takes no arrays of it from Python; strings are objects.
-    ``contents`` is the field of InferTensorContents, None where elements must be sent raw.
+    ``dtype`` is None if ONNX Runtime cannot accept such arrays from Python; strings are objects.
+    ``contents`` is the field of InferTensorContents, or None if elements must be sent raw.
     """
 
     name: str

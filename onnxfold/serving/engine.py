@@ -1,4 +1,4 @@
-"""One loaded model: its ONNX Runtime session, its signature, and whether its rows stay apart."""
+"""A loaded model: its ONNX Runtime session, its signature, and whether its rows are independent."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A session and what is known of it; `run` may be called from several threads.
+    """A session and its properties; `run` may be called from several threads.
 
-    ``kernels`` is None where onnxfold's kernels are registered, else the reason;
-    ``unbatched`` is None where requests may be stacked along axis 0, else the reason.
+    ``kernels`` is None if onnxfold's kernels are registered, otherwise the reason; ``unbatched`` is
+    None if requests may be stacked along axis 0, otherwise the reason.
     """
 
     session: ort.InferenceSession
@@ -48,8 +48,8 @@ class Engine:
         """Load a model with onnxfold's kernels and try whether its rows may be stacked.
 
         The trial runs two rows together and each alone. Raises ModelError for a model that ONNX
-        Runtime does not load or that the protocol cannot carry, OnnxfoldError as
-        :func:`onnxfold.register` does, save that a library which was not built is done without.
+        Runtime does not load or that the protocol cannot represent, OnnxfoldError as
+        :func:`onnxfold.register` does, except that a library that was not built is not required.
         """
         kernels = _why_no_kernels(providers)
         session = open_session(
@@ -61,7 +61,7 @@ class Engine:
         )
         signature = signature_of(session, path, name).without_optional()
         for _, spec in signature.roles():
-            _ = spec.dtype  # raises for what no request could carry into the session
+            _ = spec.dtype  # raises for types that no request can represent
         engine = cls(session, signature, kernels, None)
         unbatched = why_not_batched(signature) or why_unsure(signature)
         return cls(session, signature, kernels, unbatched or engine._why_rows_mix(path))
@@ -69,8 +69,8 @@ class Engine:
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Compute outputs by name.
 
-        Raises RequestError where ONNX Runtime blames the values (an index outside of its table),
-        RunError for any other failure.
+        Raises RequestError if ONNX Runtime blames the values (an index out of range), RunError for
+        other failures.
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
@@ -94,7 +94,7 @@ def _why_no_kernels(providers: Sequence[str]) -> str | None:
     try:
         get_library_path(device_of(providers))
     except UsageError:
-        raise  # the environment names a library that is not there
+        raise  # the environment names a missing library
     except OnnxfoldError as error:
         return str(error)
     return None

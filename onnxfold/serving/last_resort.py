@@ -1,4 +1,4 @@
-"""The end of a stop that takes longer than its grace period."""
+"""The end of a stop that exceeds its grace period."""
 
 import os
 import shutil
@@ -6,12 +6,12 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-# What follows the grace period: the answers that the server is stopping, and the end of runs.
+# Time after the grace period: for responses that the server is stopping, and the end of runs.
 _AFTER_S = 5.0
 
 
 class LastResort:
-    """Ends this process some time after a stop began, whatever its threads are busy with.
+    """Ends this process some time after a stop began, whatever its threads are doing.
 
     Neither a run of a session nor a request that is being read can be interrupted.
     """
@@ -22,14 +22,14 @@ class LastResort:
         self._timer: threading.Timer | None = None
 
     def start(self) -> None:
-        """Let the time run; a second signal changes nothing."""
+        """Start the timer; a second signal changes nothing."""
         if self._timer is None:
             self._timer = threading.Timer(self._seconds, self._end)
             self._timer.daemon = True
             self._timer.start()
 
     def cancel(self) -> None:
-        """Leave the process alone, which ends by itself."""
+        """Stop the timer, because the process ends by itself."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,10 +1,10 @@
-"""The file that is served: the model optimized, or a copy of it as it was given.
+"""The served file: the optimized model, or a copy of the given one.
 
-A session maps the external data of its model. It would answer with whatever somebody writes into
-that file later, and end with the process where the file gets shorter: so nobody else has the file.
+A session maps the external data of its model. It would answer with anything written into that file
+later, and crash if the file is truncated: so the file is private.
 
-Optimizing happens in a process of its own: it gives its memory back, and a server that reloads a
-model under load is not held up by it.
+Optimization runs in a separate process: its memory is freed, and a server that reloads a model
+under load is not delayed.
 """
 
 import shutil
@@ -23,18 +23,18 @@ from onnxfold.pipeline.apart import optimized_apart
 
 
 def is_for_kernels(path: Path) -> bool:
-    """Whether onnxfold wrote this model for kernels; raises ModelError where it cannot be read."""
+    """Whether onnxfold wrote this model for kernels; raises ModelError if it cannot be read."""
     model: ir.Model = model_io.load(path)
     return written_for(model) is Target.KERNELS
 
 
 @contextmanager
 def served_file(path: Path, folder: Path, *, optimize: bool) -> Iterator[Path]:
-    """Yield a file within `folder` that nobody else writes; it goes when the block is left.
+    """Yield a private file within `folder`, which is deleted at the end of the block.
 
-    A session that was opened by then keeps what it needs of it. The model is optimized for kernels
-    first where that is asked for and onnxfold did not do so before. Raises as
-    :func:`onnxfold.optimize` does, with the remedy, and ModelError where it cannot be copied.
+    A session opened within the block keeps what it needs. The model is first optimized for kernels
+    if requested and not already done by onnxfold. Raises as :func:`onnxfold.optimize` does, with
+    the remedy, and ModelError if it cannot be copied.
     """
     own = Path(tempfile.mkdtemp(dir=folder))
     try:

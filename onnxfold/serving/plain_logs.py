@@ -1,4 +1,4 @@
-"""Logs in which what a client or a model says is text and never a control sequence."""
+"""Logs in which words of a client or a model are text and never a control sequence."""
 
 import logging
 import traceback
@@ -11,7 +11,7 @@ from onnxfold.errors import printable
 
 @contextmanager
 def plain_logs() -> Iterator[None]:
-    """Escape, for as long as the block lasts, what is no visible character in every log record."""
+    """Escape invisible characters in every log record for the duration of the block."""
     usual = logging.getLogRecordFactory()
 
     def plain(*arguments: Any, **named: Any) -> logging.LogRecord:

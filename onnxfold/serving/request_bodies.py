@@ -1,4 +1,4 @@
-"""The bodies of requests: how many bytes they hold together, and how one is decompressed."""
+"""The bodies of requests: a budget for their total size, and decompression."""
 
 import threading
 import zlib
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-# zlib's window bits: with the header of gzip, and with that of zlib, which HTTP calls deflate.
+# zlib's window bits: with the header of gzip, and with zlib's, which HTTP calls deflate.
 WINDOWS = {"gzip": 31, "deflate": 15}
-# Blocks of 64 KiB, as bgzip writes them, of the largest body that is taken by default, and more.
+# Blocks of 64 KiB, as bgzip writes them, of the largest body allowed by default, and more.
 _MEMBERS = 10_000
-# What is handed to zlib at once. Of it zlib copies what is left behind each member.
+# Bytes passed to zlib at once, which copies the rest after each member.
 _PIECE_BYTES = 1 << 14
 _PART_BYTES = 1 << 20
 
 
 class RefusedError(Exception):
-    """A request that no endpoint gets to see; the sentence goes back to the client."""
+    """A request that never reaches an endpoint; the sentence is sent to the client."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 class BodyBudget:
-    """Bytes that the bodies of all requests may hold at once, whatever protocol they came by."""
+    """The limit on bytes of all request bodies at once, over all protocols."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -32,11 +32,11 @@ class BodyBudget:
         self._lock = threading.Lock()
 
     def share(self) -> "Share":
-        """Return the part of one request, which gives back what it holds at the end of a block."""
+        """Return the share of one request, which is released at the end of a block."""
         return Share(self)
 
     def change(self, count: int) -> None:
-        """Hold so many bytes more, or fewer; raises RefusedError where they are too many."""
+        """Reserve bytes, or release them; raises RefusedError beyond the limit."""
         with self._lock:
             if count > 0 and self._held + count > self._limit:
                 raise RefusedError(
@@ -48,7 +48,7 @@ class BodyBudget:
 
 
 class Share:
-    """What one request holds of a budget."""
+    """The part of the budget that one request uses."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -66,22 +66,22 @@ class Share:
         self.give(self._held)
 
     def take(self, count: int) -> None:
-        """Hold more bytes; raises RefusedError where all requests would hold too many."""
+        """Reserve bytes; raises RefusedError if all requests together exceed the limit."""
         self._budget.change(count)
         self._held += count
 
     def give(self, count: int) -> None:
-        """Hold fewer bytes."""
+        """Release bytes."""
         self._budget.change(-count)
         self._held -= count
 
 
 def size_in(text: str, most: int) -> int | None:
-    """Return the number of bytes that a header says, None where it is none, or more than most."""
+    """Return the number of bytes in a header, or None if it is invalid or exceeds ``most``."""
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"
-    if len(digits) > len(str(most)):  # Python reads no number of more than 4,300 digits
+    if len(digits) > len(str(most)):  # Python refuses numbers of more than 4,300 digits
         return None
     return int(digits) if int(digits) <= most else None
 
@@ -94,12 +94,12 @@ def too_large(limit: int) -> RefusedError:
 def inflated(
     raw: bytes, encoding: str, limit: int, share: Share, check_time: Callable[[], None]
 ) -> bytes:
-    """Undo an encoding, of all members where it is gzip, in time that grows with the bytes.
+    """Decompress, with all members of gzip, in time proportional to the bytes.
 
-    ``check_time`` raises where it takes too long; it is asked between pieces.
+    ``check_time`` raises after too long; it is called between pieces.
 
     Raises RefusedError for more bytes than the limit or the share allows, more members than any
-    tool writes, and for what is not so encoded.
+    tool writes, and for another encoding.
     """
     parts, room, members = list[bytes](), limit, 0
     pieces = (raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES))
@@ -116,7 +116,7 @@ def inflated(
         share.take(len(part))
         parts.append(part)
         if not decoder.eof:
-            # zlib may hold back what did not fit, also of all that there is.
+            # zlib may keep bytes that did not fit, even after the end of the input.
             rest = decoder.unconsumed_tail or next(pieces, b"")
             if not rest and not part:
                 raise RefusedError(400, f"the body is not {encoding}: it ends too early")

@@ -1,4 +1,4 @@
-"""What a model has done so far, as Triton's statistics extension counts it."""
+"""A model's statistics, as Triton's statistics extension counts them."""
 
 import time
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Durations:
-    """How often something took place, and how long it took together, in nanoseconds."""
+    """How often something happened, and the total time, in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -23,8 +23,8 @@ class RequestStatistics:
     """Counters of one loaded model, kept by the event loop.
 
     A run that several requests share counts once in `executions`, and its whole duration for each
-    of them in `infer`, as in Triton. A request counts in all three parts of the work when its
-    run has ended: perf_analyzer gives up where their counts differ, even while requests wait.
+    of them in `infer`, as in Triton. A request counts in all three parts of the work when its run
+    has ended: perf_analyzer fails if their counts differ, even while requests wait.
     """
 
     success: Durations = field(default_factory=Durations)
@@ -37,11 +37,11 @@ class RequestStatistics:
     last_ms: int = 0
 
     def decoded(self, seconds: float) -> None:
-        """Note how long the inputs of one request took to read."""
+        """Record how long the inputs of one request took to read."""
         self.decode_ns += round(seconds * 1e9)
 
     def ran(self, requests: int, rows: int, waited_s: float, seconds: float) -> None:
-        """Count one run that gave its requests their answers."""
+        """Record one successful run."""
         self.queue.add(waited_s, requests)
         self.infer.add(seconds * requests, requests)
         self.inferences += rows
@@ -51,7 +51,7 @@ class RequestStatistics:
     def document(self, name: str, version: str) -> dict[str, Any]:
         """Return `model_stats` of the extension for this model.
 
-        The time in which outputs are written is not measured, and nothing is cached: both are zero.
+        The time for writing outputs is not measured, and nothing is cached: both are zero.
         """
         none = Durations()
         parts = {

@@ -1,7 +1,7 @@
-"""What a model takes and gives, as ONNX Runtime sees it, and whether its requests may be joined.
+"""Inputs and outputs of a model as ONNX Runtime sees them, and whether requests may be batched.
 
-The server and the Triton repository read it here: Triton's backend refuses a configuration whose
-dimensions are not those of a session, so they are read from a session, not from the file.
+Both the server and the Triton repository use it: Triton's backend refuses a configuration whose
+dimensions differ from a session's, so they are read from a session, not from the file.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from onnxfold.errors import ModelError
 from onnxfold.serving.datatypes import BY_ONNX, Datatype
 
 Array = npt.NDArray[Any]
-Dim = int | str | None  # a size, the name of an open one, an open one without a name
+Dim = int | str | None  # a size, the name of a free one, a free one without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,10 @@ class TensorSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its arrays; raises ModelError where ONNX Runtime takes none from Python."""
+        """The type of its arrays.
+
+        Raises ModelError if ONNX Runtime cannot accept it from Python.
+        """
         if self.datatype.dtype is None:
             raise ModelError(
                 f"'{self.name}' is a {self.datatype.onnx}, of which ONNX Runtime takes no arrays "
@@ -40,7 +43,7 @@ class TensorSpec:
 
     @property
     def shape(self) -> list[int]:
-        """The shape of the protocol's metadata: -1 for every dimension that is open."""
+        """The shape of the protocol's metadata: -1 for every free dimension."""
         return [dim if isinstance(dim, int) else -1 for dim in self.dims]
 
 
@@ -56,7 +59,7 @@ class ServedSignature:
         return replace(self, inputs=tuple(spec for spec in self.inputs if not spec.optional))
 
     def roles(self) -> tuple[tuple[str, TensorSpec], ...]:
-        """Pair what every request has, inputs first, with its role."""
+        """Pair the inputs and outputs of every request, inputs first, with their roles."""
         inputs = (("input", spec) for spec in self.without_optional().inputs)
         return (*inputs, *(("output", spec) for spec in self.outputs))
 
@@ -64,7 +67,7 @@ class ServedSignature:
 def signature_of(session: Any, path: Path, name: str) -> ServedSignature:
     """Return the signature of an onnxruntime.InferenceSession of the file of the model `name`.
 
-    Raises ModelError for a type that the protocol cannot carry and for an unknown number of
+    Raises ModelError for a type that the protocol cannot represent and for an unknown number of
     dimensions.
     """
     reader = _Reader(path, name)
@@ -103,7 +106,10 @@ class _Reader:
         return TensorSpec(argument.name, BY_ONNX[argument.type], dims, optional)
 
     def _with_rank(self) -> set[str]:
-        """Names of what has a shape; a session gives [] for a scalar and for none."""
+        """Return names of values with a shape.
+
+        A session reports [] for a scalar and for an unknown rank.
+        """
         import onnx
 
         graph = onnx.load(self.path, load_external_data=False).graph
@@ -115,12 +121,12 @@ class _Reader:
 
 
 def why_not_batched(signature: ServedSignature) -> str | None:
-    """Return why requests cannot be joined along the first dimension, None where they can.
+    """Return why requests cannot be batched along the first dimension, or None.
 
-    Every input and output needs an open first dimension, and it must be the same one: named alike,
-    where the inputs name it, no dimension of another place, and in no output one that an input has
-    elsewhere. That is necessary; :func:`onnxfold.check.batch_independence.why_rows_mix` tries the
-    rest.
+    Every input and output needs a free first dimension, and it must be the same one: with equal
+    names if the inputs name it, not used as another dimension, and in no output a dimension that an
+    input has elsewhere. That is necessary; :func:`onnxfold.check.batch_independence.why_rows_mix`
+    tries the rest.
     """
     inputs = signature.without_optional().inputs
     if not inputs:
@@ -145,11 +151,11 @@ def why_not_batched(signature: ServedSignature) -> str | None:
 
 
 def why_unsure(signature: ServedSignature) -> str | None:
-    """Return what the names leave open of a signature that :func:`why_not_batched` lets pass.
+    """Return what names leave uncertain in a signature that :func:`why_not_batched` accepts.
 
-    None where one name is the first dimension of every input and output, and every other dimension
-    of an output is a size or a name of the inputs: then the rows of an output are those of the
-    inputs, and no request decides the shape of another's answer.
+    None if one name is the first dimension of every input and output, and every other dimension of
+    an output is a size or a name of the inputs: then output rows correspond to input rows, and no
+    request determines the shape of another's answer.
     """
     inputs = signature.without_optional().inputs
     names = {dim for spec in inputs for dim in spec.dims if isinstance(dim, str)}

@@ -1,4 +1,4 @@
-"""How the server and the Triton repository open a model."""
+"""Sessions of the server and the Triton repository."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def open_session(
     path: Path, *, name: str, library: str | None, threads: int = 0, providers: Sequence[str] = ()
 ) -> ort.InferenceSession:
-    """Open a session on the file of the model `name`, on the CPU where no providers are given.
+    """Open a session on the file of the model `name`, by default on the CPU.
 
-    ``library`` is the device whose kernels are registered, None for none. Raises ModelError for a
-    model that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime, UsageError for
-    providers that it has not, for which it would take the CPU.
+    ``library`` is the device whose kernels are registered, or None. Raises ModelError for a model
+    that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime, UsageError for missing
+    providers, for which it would use the CPU.
     """
     try:
         import onnxruntime as ort

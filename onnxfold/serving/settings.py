@@ -1,4 +1,4 @@
-"""What a user can ask of the server: models by name, ports, batches, threads."""
+"""The options of the server: models by name, ports, batches, threads."""
 
 import ipaddress
 import re
@@ -23,12 +23,12 @@ class NamedModel:
 
     @classmethod
     def parse(cls, text: str) -> "NamedModel":
-        """Read `path` or `name=path`; the name of a path is that of the file.
+        """Read `path` or `name=path`; Raises ModelError if the file does not exist.
 
-        Raises ModelError where there is no such file.
+        Raises ModelError if the file does not exist.
         """
         match = _NAMED.fullmatch(text)
-        # A file whose own name holds an equals sign is itself, not a name and a path.
+        # An existing file with an equals sign in its name is a path, not a name and a path.
         if match is not None and not Path(text).exists():
             name, path = match["name"], Path(match["path"])
         else:
@@ -43,11 +43,11 @@ class NamedModel:
 class ServeSettings:
     """The fields are the options of `onnxfold serve`.
 
-    ``max_batch`` counts rows; 1 turns batching off. ``workers`` is how many runs go on at once,
-    ``threads`` how many threads one run uses. ``grace_s`` is how long a stop waits for requests.
-    ``max_request_bytes`` bounds a body as it comes and as it is decompressed, ``max_buffered`` all
-    bodies that the server holds at once, by default four of the largest. ``tls`` has the files
-    of the certificate chain and of its key.
+    ``max_batch`` counts rows; 1 turns batching off. ``workers`` is the number of concurrent runs,
+    ``threads`` the number of threads of one run. ``grace_s`` is how long a stop waits for requests.
+    ``max_request_bytes`` limits a body as received and as decompressed, ``max_buffered`` all bodies
+    at once, by default four of the largest. ``tls`` are the files of the certificate chain and its
+    key.
     """
 
     models: tuple[NamedModel, ...]
@@ -71,17 +71,17 @@ class ServeSettings:
 
     @property
     def most_buffered(self) -> int:
-        """Return how many bytes of bodies the server holds at once."""
+        """Return the most bytes of bodies that the server keeps at once."""
         return self.max_buffered or 4 * self.max_request_bytes
 
     @property
     def linger_s(self) -> float:
-        """Return how long a stop waits for what is on its way on connections that are open."""
+        """Return how long a stop waits for requests on their way on open connections."""
         return min(_LINGER_S, self.grace_s / 2)
 
     @property
     def open_to_others(self) -> str | None:
-        """Return what somebody on the network could do, None where nothing is to be warned of."""
+        """Return a warning of what somebody on the network could do, or None."""
         if _is_loopback(self.host):
             return None
         if self.token is None:
@@ -120,9 +120,9 @@ class ServeSettings:
 
 
 def read_token(path: Path) -> str:
-    """Read the token that clients must show: one line of a file, printable and without spaces.
+    """Return the token that clients must send: one line of a file, printable and without spaces.
 
-    Raises UsageError for a file that cannot be read or has no such line.
+    Raises UsageError for a file that cannot be read or lacks such a line.
     """
     try:
         token = path.read_text(encoding="ascii").strip()
@@ -134,15 +134,15 @@ def read_token(path: Path) -> str:
 
 
 def tls_files(cert: Path | None, key: Path | None) -> tuple[Path, Path] | None:
-    """Return both files of TLS, None where none is asked for.
+    """Return both files of TLS, or None if TLS is off.
 
-    Raises UsageError for one without the other, and where they cannot be read or do not fit.
+    Raises UsageError for one without the other, and if they cannot be read or do not match.
     """
     if cert is None and key is None:
         return None
     if cert is None or key is None:
         raise UsageError("--tls-cert and --tls-key must be given together")
-    import ssl  # which every command would wait for
+    import ssl  # which would slow down every command
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)

@@ -1,1 +1,1 @@
-"""What the values that norms read follow from, and who sees a shift or a missing mean of them."""
+"""The dependencies of the values that norms read, and the readers that see a shift of them."""

@@ -1,7 +1,7 @@
-"""The backward walk: from every norm to all values whose centring it could use.
+"""The backward walk, from every norm to all values whose centering could serve it.
 
-The result, a :class:`ZeroMeanGraph`, holds for each point (value, fiber) what it follows from and
-what its readers do with a shift.  It decides nothing.
+The result, a :class:`ZeroMeanGraph`, records for each point (value, fiber) its dependencies and the
+response of its readers to a shift. It decides nothing.
 
 Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine parts, readers).
 """
@@ -31,14 +31,13 @@ from onnxfold.weights.narrow import refuse_narrow
 
 @dataclass(frozen=True, slots=True)
 class PointFacts:
-    """What is known of a point.
+    """Facts about a point.
 
-    ``constant``: the value is a weight.  ``zero_mean``: its mean along the fiber is 0 as it
-    stands.  ``opaque``: why it cannot be centred by its producers.  ``carried``: the points that
-    must be centred with it, which its producer reads at ``positions``.  ``siblings``: the other
-    outputs of its producer, which move with it.
-    ``carries_to``: the points that move when it moves.  ``exact``: the readers that must see the
-    original value.
+    ``constant``: the value is a weight. ``zero_mean``: its mean along the fiber is already 0.
+    ``opaque``: why its producers cannot center it. ``carried``: the points that must be centered
+    with it, which its producer reads at ``positions``. ``siblings``: the other outputs of its
+    producer, which move with it. ``carries_to``: the points that move when it moves. ``exact``: the
+    readers that need the original value.
     """
 
     constant: bool
@@ -53,7 +52,7 @@ class PointFacts:
 
 @dataclass(frozen=True, slots=True)
 class ZeroMeanGraph:
-    """All points that the norms of a model reach, and the point that each norm asks for."""
+    """All points that the norms of a model reach, and the point of each norm's input."""
 
     points: Mapping[Point, PointFacts]
     demands: tuple[tuple[NormSite, Point], ...]
@@ -65,9 +64,10 @@ def walk_back(
     assumptions: Assumptions = EXACT,
     overflowing: Collection[str] = (),
 ) -> ZeroMeanGraph:
-    """Walk back from ``demands``, of the norms that are known; unknown operators end the walk.
+    """Walk back from ``demands`` of the recognized norms; unknown operators end the walk.
 
-    ``overflowing`` are references of weights that cannot be centred, whatever reads them.
+    unknown operators end the walk. ``overflowing`` are references of weights that cannot be
+    centered, for any reader.
     """
     walk = _Walk(transfers, assumptions, overflowing)
     asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
@@ -86,7 +86,7 @@ class _Producer:
 
 
 class _Walk:
-    """Alternates between pulling points back and looking at the readers of what was found."""
+    """Alternates between following points back and examining the readers of the points found."""
 
     def __init__(
         self, transfers: ModelTransfers, assumptions: Assumptions, overflowing: Collection[str]
@@ -97,11 +97,11 @@ class _Walk:
         self._assumptions = assumptions
         self._producers: dict[Point, _Producer] = {}
         self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
-        # Which points asked for a point, and through which input: a reader then carries to them.
+        # The points that depend on a point, and through which input: a reader then carries to them.
         self._asked_by: dict[tuple[Point, Reader], dict[Point, None]] = {}
 
     def run(self, start: Iterable[Point]) -> None:
-        """Find every point that ``start`` can use, and every point that moves with those."""
+        """Find every point that ``start`` can use, and every point that moves with them."""
         fresh = self._pull_all(start)
         while fresh and self._assumptions.asks_readers:
             reached: list[Point] = []
@@ -179,9 +179,10 @@ class _Walk:
         return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
 
     def _overflows(self, value: ir.Value) -> bool:
-        """Whether a value is known to have no finite centred values; small constants are read.
+        """Whether the centered values of a value are surely not finite; small constants are read.
 
-        A constant may overflow on its way alone: -1e300 behind a Cast to float32.
+        small constants are read. A constant may overflow only downstream: -1e300 after a Cast to
+        float32.
         """
         if self._overflowing and self._view.ref(value) in self._overflowing:
             return True
@@ -210,7 +211,7 @@ class _Walk:
 
 
 def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]:
-    """Mark the carriers all of whose inputs have mean 0 as they stand."""
+    """Mark the points whose inputs already all have mean 0."""
     waiting: dict[Point, int] = {}
     dependants: dict[Point, list[Point]] = {}
     ready = deque(point for point, facts in points.items() if facts.zero_mean)

@@ -1,12 +1,9 @@
 """A part of the sets of a fiber, followed through operators: q among q, k and v, as in Persimmon.
 
-With M the mask of a part, P_M x = x - M mean(x) centres the sets of the part alone.  It commutes
-with every operator that P commutes with and M as well, that is, which carries the part's digits in
-their order as it carries channels.  An operator that cuts, as Slice, Split and Gather do,
-
-    P cut(x) = cut(P_M x),    M the part of x that it takes,
-
-and does not see what moves outside of it.
+With M the mask of a part, P_M x = x - M mean(x) centers only the sets of the part. It commutes with
+every operator that commutes with P and with M, that is, one that carries the part's digits in order
+as it carries channels. An operator that cuts, such as Slice, Split and Gather, satisfies P cut(x) =
+cut(P_M x), with M the part of x that it keeps, and ignores everything outside of it.
 """
 
 from collections.abc import Iterable
@@ -29,7 +26,7 @@ from onnxfold.operators.table import row_of
 def backward(
     view: ModelInfo, transfer: Transfer, node: ir.Node, output: int, fiber: Fiber
 ) -> Backward:
-    """Say how an output, centred along a fiber or a part of its sets, follows from the inputs."""
+    """Return how an output, centered along a fiber or a part of it, depends on the inputs."""
     origin = transfer.backward(view, node, output, fiber.every)
     part = fiber.part
     if part is None or not isinstance(origin, Carried):
@@ -49,7 +46,7 @@ def backward(
 def forward(
     view: ModelInfo, transfer: Transfer, node: ir.Node, index: int, fiber: Fiber
 ) -> Forward:
-    """Name the outputs that a shift of an input along a fiber, or a part of its sets, reaches."""
+    """Name the outputs reached by a shift of an input along a fiber, or a part of its sets."""
     outputs = transfer.forward(view, node, index, fiber.every)
     part = fiber.part
     if part is None or outputs is None:
@@ -70,7 +67,7 @@ def forward(
 
 
 def before_cut(view: ModelInfo, value: ir.Value, fiber: Fiber) -> Fiber | None:
-    """Return which sets of the source a value cut from it has; None where that is not known."""
+    """Return which sets of the source a value cut from it has, or None if unknown."""
     cut, node = cut_of(view, value), value.producer()
     if cut is None or node is None or not fiber.blocks or cut.length == cut.total:
         return None
@@ -88,9 +85,9 @@ def before_cut(view: ModelInfo, value: ir.Value, fiber: Fiber) -> Fiber | None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The digit of the source's axis that tells the sets that a cut takes, and its numbers there.
+    """The digit of the source's axis that identifies the sets of a cut, and its range.
 
-    ``own``: what the digit is behind the cut.
+    ``own``: the digit after the cut.
     """
 
     digit: AxisBlock
@@ -102,7 +99,7 @@ class _Run:
 
 
 def _run(cut: AxisPart, blocks: Iterable[AxisBlock]) -> _Run | None:
-    """Return the run of sets that a cut takes; None where it begins or ends within one."""
+    """Return the run of sets that a cut keeps; None if it starts or ends within one."""
     period = max((b.inner * b.size for b in blocks if b.axis == cut.axis), default=1)
     if any(place % period for place in (cut.start, cut.length, cut.total)):
         return None
@@ -113,7 +110,7 @@ def _run(cut: AxisPart, blocks: Iterable[AxisBlock]) -> _Run | None:
 def _before(view: ModelInfo, node: ir.Node, fiber: Fiber, cut: AxisPart) -> list[AxisBlock] | None:
     """Return the blocks of a fiber in the source of a cut."""
     transfer = transfer_of(node)
-    if row_of(node).family is Family.GATHER and transfer is not None:  # it leaves the axis out
+    if row_of(node).family is Family.GATHER and transfer is not None:  # it omits the axis
         origin = transfer.backward(view, node, 0, fiber.every)
         return list(origin.inputs[0][1].blocks) if isinstance(origin, Carried) else None
     runs = ((block, block.inner * block.size) for block in fiber.blocks)
@@ -123,7 +120,10 @@ def _before(view: ModelInfo, node: ir.Node, fiber: Fiber, cut: AxisPart) -> list
 def _behind_cuts(
     outputs: tuple[tuple[int, Fiber], ...], cuts: list[AxisPart | None], fiber: Fiber
 ) -> Forward:
-    """Return which outputs take some sets of a part, and which of theirs; None where unknown."""
+    """Return which outputs contain some sets of a part, and which sets of theirs.
+
+    None if unknown.
+    """
     reached = []
     for output, outer in outputs:
         cut, part = cuts[output], fiber.part
@@ -137,7 +137,7 @@ def _behind_cuts(
 
 
 def _passes(view: ModelInfo, node: ir.Node, digits: Iterable[AxisBlock]) -> bool:
-    """Whether a node keeps what stands at different numbers of digits apart, and in order."""
+    """Whether a node keeps elements with different digits apart, and in order."""
     row = row_of(node)
     if not facets.passes_scale(row) or elements_of(view, node)[0] > Elements.LINEAR:
         return False

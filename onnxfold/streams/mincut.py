@@ -1,4 +1,4 @@
-"""Minimum cut of a network with integer capacities; knows nothing of ONNX."""
+"""Minimum cut of a network with integer capacities, independent of ONNX."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ def minimum_cut(
 ) -> tuple[int, frozenset[int]]:
     """Return the value of a minimum cut and its smallest source side.
 
-    ``edges`` are (from, to, capacity) with capacity INFINITE where the edge must not be cut.
-    Law: max-flow equals min-cut; the nodes that the residual network still reaches from the
-    source form the smallest source side.  Raises InvariantError when source and sink are joined
-    by edges that must not be cut.
+    ``edges`` are (from, to, capacity) with capacity INFINITE if the edge must not be cut. Law:
+    max-flow equals min-cut; the nodes that the residual network still reaches from the source form
+    the smallest source side. Raises InvariantError if source and sink are joined by edges that must
+    not be cut.
 
     Source: Dinitz, "Algorithm for solution of a problem of maximum flow in networks with power
     estimation", 1970.
     """
-    # More than all that may be cut, so no minimum cut has such an edge where another cut exists.
+    # More than the sum of all capacities, so a minimum cut avoids such an edge if any cut does.
     beyond = 1 + sum(capacity for *_, capacity in edges if capacity != INFINITE)
     residual = _Residual(source, sink)
     for start, end, capacity in edges:
@@ -37,7 +37,7 @@ def minimum_cut(
 
 
 class _Residual:
-    """What each edge can still carry; edge i ^ 1 is edge i backwards."""
+    """The remaining capacity of each edge; edge i ^ 1 is the reverse of edge i."""
 
     def __init__(self, source: int, sink: int):
         self._source = source
@@ -54,7 +54,7 @@ class _Residual:
             self._left.append(left)
 
     def levels(self) -> dict[int, int]:
-        """Return how many edges lead to each node that the source reaches."""
+        """Return the number of edges on the shortest path to each node that the source reaches."""
         levels, queue = {self._source: 0}, deque([self._source])
         while queue:
             node = queue.popleft()
@@ -66,7 +66,7 @@ class _Residual:
         return levels
 
     def blocking_flow(self, levels: dict[int, int]) -> int:
-        """Send flow up the levels until every way to the sink has a full edge; return how much."""
+        """Send flow up the levels until every path to the sink has a full edge; return how much."""
         untried = {node: list(self._from[node]) for node in levels}
         total, node, path = 0, self._source, list[int]()
         while True:

@@ -1,9 +1,9 @@
-"""What a value, along a fiber, follows from, and what each of its readers does with a shift.
+"""The dependencies of a value along a fiber, and the response of each reader to a shift.
 
-Two questions, asked by the backward walk (planning) and by the forward proof alike:
+Two questions are asked by the backward walk (planning) and by the forward proof:
 
-* ``backward``: which inputs must be centred so that this value is centred;
-* ``forward``: what a reader does when the value moves by something constant along the fiber.
+* ``backward``: which inputs must be centered so that this value is centered;
+* ``forward``: the response of a reader when the value moves by something constant along the fiber.
 """
 
 from collections import defaultdict
@@ -43,7 +43,7 @@ class Point:
     fiber: Fiber
 
     def __hash__(self) -> int:
-        # Of the value alone: few values have two fibers, and a fiber takes long to hash.
+        # Hash only the value: few values have two fibers, and hashing a fiber is slow.
         return hash(self.value)
 
 
@@ -59,7 +59,7 @@ class Embeddings(StrEnum):
 class Assumptions:
     """The exact analysis by default; otherwise the counting rules of the paper's Algorithm 1.
 
-    ``asks_readers``: whether who else reads a value counts; Algorithm 1 marks forward alone.
+    ``asks_readers``: whether other readers of a value count; Algorithm 1 marks forward alone.
     """
 
     norm_output_centred: bool = False
@@ -72,7 +72,7 @@ EXACT = Assumptions()
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """f(x + s) = f(x): the shift changes nothing that the reader computes."""
+    """f(x + s) = f(x): the shift changes nothing in the reader's results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,10 @@ ShiftResponse = Invariant | Equivariant | Refusal
 
 
 class ModelTransfers:
-    """The transfer functions of one model, from the law table and the norms that were recognised.
+    """The transfer functions of one model, from the law table and the recognized norms.
 
-    ``of_parts``: a value cut from a product follows from a part of the weight; else from all of it.
-    Answers are remembered, so that several walks of one model cost little more than one.
+    ``of_parts``: a value cut from a product depends on a part of the weight; otherwise on all of
+    it. Answers are remembered, so that several walks of one model cost little more than one.
     """
 
     def __init__(self, view: ModelInfo, sites: Iterable[NormSite], *, of_parts: bool = False):
@@ -102,7 +102,7 @@ class ModelTransfers:
         self._site_of_centred: dict[ir.Value, NormSite] = {}
         for site in self._sites:
             if not site.size:
-                continue  # a norm of unknown extent is an operator of which nothing is known
+                continue  # a norm of unknown size is an operator without a law
             self._site_of_output[site.output] = site
             self._site_of_centred.update(dict.fromkeys(site.centred, site))
             for node in site.nodes:
@@ -114,7 +114,7 @@ class ModelTransfers:
         }
 
     def backward(self, point: Point, assumptions: Assumptions = EXACT) -> Backward:
-        """Return what ``point`` follows from; its value is not a constant."""
+        """Return the dependencies of ``point``, whose value is not a constant."""
         value, fiber = point.value, point.fiber
         node = value.producer()
         if node is None:
@@ -147,7 +147,7 @@ class ModelTransfers:
         if site is None:
             return None
         if not fiber.covers(site.fiber):
-            # Gamma and beta belong to the norm: centring one would make it another norm.
+            # Gamma and beta belong to the norm: centering one would change the norm.
             return None if site.gamma is None and site.beta is None else refuse_affine_output(node)
         if assumptions.norm_output_centred and site.subtracts_mean:
             return ZeroMean()
@@ -158,7 +158,7 @@ class ModelTransfers:
         return refuse(RefusalCode.NOT_CENTRED_NORM, node, "is a norm that keeps the mean")
 
     def keeps_zero_mean(self, site: NormSite) -> bool:
-        """Whether gamma is one number and beta is 0: what has mean 0 before them has it after."""
+        """Whether gamma is one number and beta is 0, which preserves mean 0."""
         gamma, beta = (self._numbers(part) for part in (site.gamma, site.beta))
         if gamma is None or beta is None:
             return False
@@ -166,7 +166,7 @@ class ModelTransfers:
         return uniform and not np.any(beta)
 
     def _numbers(self, part: AffinePart) -> Array | None:
-        """Return an affine part as an array, an empty one when absent, None when not constant."""
+        """Return an affine part as an array, empty if absent, None if not constant."""
         if part is None:
             return np.zeros(0)
         return part if isinstance(part, np.ndarray) else self.view.array(part)
@@ -198,7 +198,7 @@ class ModelTransfers:
         return origin
 
     def _part_before(self, node: ir.Node, output: int, fiber: Fiber) -> Fiber | None:
-        """Return the part of the sets that a cut takes, where it follows from parts of weights."""
+        """Return the part of the sets that a cut keeps, if it depends on parts of weights."""
         source = node.inputs[0] if self._of_parts and node.inputs else None
         within = (
             None
@@ -222,7 +222,7 @@ class ModelTransfers:
         return within
 
     def without_parts(self) -> "ModelTransfers":
-        """Return answers in which no part of a weight is centred alone."""
+        """Return transfers in which no part of a weight is centered alone."""
         return ModelTransfers(self.view, self._sites) if self._found_parts else self
 
     def centring_fiber(self, node: ir.Node) -> Fiber | None:
@@ -234,7 +234,7 @@ class ModelTransfers:
         return None if found is None else found[1]
 
     def forward(self, point: Point, reader: Reader) -> ShiftResponse:
-        """Return what ``reader`` does when ``point`` moves by a shift constant along its fiber."""
+        """Return the response of ``reader`` to a shift of ``point``, constant along its fiber."""
         key = (point, reader)
         if key not in self._responses:
             self._responses[key] = self._find_response(point, reader)
@@ -243,11 +243,11 @@ class ModelTransfers:
     def _find_response(self, point: Point, reader: Reader) -> ShiftResponse:
         node = reader.node
         if self.view.is_dead(node):
-            return Invariant()  # what it computes is not used
+            return Invariant()  # its results are not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
                 if any(part is point.value for part in (site.gamma, site.beta)):
-                    return refuse_exact(node)  # it is scaled or moved by what it normalises
+                    return refuse_exact(node)  # it is scaled or shifted by its own normalized value
                 return self._response_of_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
             return Invariant()
@@ -278,7 +278,7 @@ class ModelTransfers:
             point = Point(node.outputs[output], outer)
             origin = self._backward_by_law(node, point)
             carried = origin.inputs if isinstance(origin, Carried) else ()
-            # Of a part of its sets, where an operator takes no others.
+            # With a part of its sets, if an operator uses no others.
             if not any(i == index and fiber.joined(inner) == fiber for i, inner in carried):
                 return refuse_exact(node)
             points.append(point)
@@ -304,7 +304,7 @@ class ModelTransfers:
         return Invariant()
 
     def _reads_only_centred(self, node: ir.Node, point: Point) -> bool:
-        """Whether the node is part of x - mean(x) that nothing else looks into."""
+        """Whether the node is part of x - mean(x) without other readers inside."""
         subtractions = [node]
         if node.op_type == "ReduceMean" and not node.domain and node.outputs[0].uses():
             if node.outputs[0].is_graph_output():
@@ -317,7 +317,7 @@ class ModelTransfers:
         return all(fiber is not None and point.fiber.covers(fiber) for fiber in fibers)
 
     def _harmful_leak(self, site: NormSite) -> ir.Value | None:
-        """Return a value inside the norm that sees the mean and that others read."""
+        """Return a value inside the norm that depends on the mean and that others read."""
         if not site.subtracts_mean:
             return None
         harmless: set[ir.Value] = set()
@@ -335,7 +335,7 @@ class ModelTransfers:
 
 
 def _operands(point: Point, origin: Backward) -> set[Point]:
-    """Return the points that one follows from."""
+    """Return the points on which one depends."""
     node = point.value.producer()
     if node is None or not isinstance(origin, Carried):
         return set()

@@ -1,4 +1,4 @@
-"""Why a value cannot be centred, and which readers must see it as it is."""
+"""Reasons why a value cannot be centered, and why a reader needs the original value."""
 
 import onnx_ir as ir
 
@@ -11,11 +11,11 @@ from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
 _SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)
-_OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # what may stand between a product and its scale
+_OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # operators allowed between a product and its scale
 
 
 def refuse_dequantised(node: ir.Node) -> Refusal | None:
-    """Refuse what brings an integer product back to floats, spelled as [Add,] Cast and Mul."""
+    """Refuse the conversion of an integer product to floats, spelled as [Add,] Cast and Mul."""
     waiting, seen = [node], {node}
     while waiting:
         node = waiting.pop()
@@ -49,18 +49,18 @@ def refuse_foreign(view: ModelInfo, node: ir.Node, value: ir.Value | None) -> Re
 
 
 def refuse_affine_output(node: ir.Node) -> Refusal:
-    """Refuse to centre what a norm gives after its gamma and beta."""
+    """Refuse to center the output of a norm with gamma and beta."""
     sentence = "gives a norm's output with gamma and beta, which has a mean"
     return refuse(RefusalCode.AFFINE_NORM_OUTPUT, node, sentence)
 
 
 def refuse_unknown(node: ir.Node) -> Refusal:
-    """Refuse what an operator gives of which nothing is known."""
+    """Refuse the result of an unknown operator."""
     return refuse_opaque(node) or refuse(RefusalCode.UNKNOWN_OP, node, "has no law")
 
 
 def refuse_exact(node: ir.Node) -> Refusal:
-    """Refuse to shift what a node reads."""
+    """Refuse to shift the input of a node."""
     why = refuse_opaque(node)
     row = row_of(node)
     if why is not None and (facets.quantised(row) or not row.known):

@@ -1,1 +1,1 @@
-"""What each target has operators for, what they cost, and what runtimes make of them."""
+"""Targets: the operators that each has, their costs, and what runtimes fuse."""

@@ -1,16 +1,16 @@
-"""What was measured of deferral: with which targets it gains, and what a product costs."""
+"""Measurements of deferral: the targets for which it pays, and the cost of a product."""
 
 from onnxfold.options import Defer, Options, Target
 
-# Targets with which benchmarks/results/defer.csv has no median under 0.99 and some above 1.
+# Targets for which benchmarks/results/defer.csv has medians above 1, and none below 0.99.
 MEASURED_CHEAPER: frozenset[Target] = frozenset()
-# A product costs as much as this many elements, and its own: benchmarks/results/row_scale_costs.csv
+# A product costs as much as this many elements plus its own: benchmarks/results/row_scale_costs.csv
 # (Mul, and ScaleRows of the library; one thread).
 OPERATOR_ELEMENTS = {Target.ONNX: 3_800, Target.ORT: 3_800, Target.KERNELS: 11_000}
 
 
 def is_wanted(settings: Options) -> bool:
-    """Whether norms are to be deferred, or left deferred; if not, they are computed in place."""
+    """Whether norms are deferred, or stay deferred; otherwise they are computed in place."""
     if settings.defer is Defer.AUTO:
         return settings.target in MEASURED_CHEAPER
     return settings.defer is Defer.ALL

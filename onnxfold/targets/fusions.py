@@ -1,7 +1,7 @@
-"""Norms that the transformers optimizer of ONNX Runtime builds a fusion on, and only as LayerNorms.
+"""LayerNorms on which a fusion of ONNX Runtime's transformers optimizer depends.
 
-The two fusions gain as much as the fold of one norm does, or more (docs/pipeline.md).  Source of
-the patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
+The two fusions save at least as much as folding one norm (docs/pipeline.md). Source of the
+patterns: FusionEmbedLayerNoMask and FusionAttention in onnxruntime/transformers.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 _FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
 _END = 2  # input of Slice
-_ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # before a projection, backwards
-_PROJECTIONS = 3  # of queries, keys and values
+_ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # upstream of a projection, backwards
+_PROJECTIONS = 3  # for queries, keys and values
 
 
 def refuse_fused(
     info: ModelInfo, sites: Iterable[NormSite], target: Target
 ) -> dict[ir.Value, Refusal]:
-    """Say, by output, which fusion of the optimizer is built on norms."""
+    """Name, by output, the fusion of the optimizer that depends on each norm."""
     if target is Target.KERNELS:
         return {}
     found = {site.output: _fusion(info, site, target) for site in sites}
@@ -36,22 +36,22 @@ def refuse_fused(
 
 
 def _fusion(info: ModelInfo, site: NormSite, target: Target) -> str | None:
-    comes = target is Target.ONNX  # the optimizer may follow
+    comes = target is Target.ONNX  # which the optimizer may skip
     if embedded(site) or (comes and embeds(info, site)):
         return "EmbedLayerNormalization"
     return "Attention" if comes and attends(site) else None
 
 
 def embedded(site: NormSite) -> bool:
-    """Whether the optimizer has fused a norm with the tables that it reads."""
+    """Whether the optimizer has fused a norm with the tables from which it reads."""
     return bool(site.nodes[-1].meta.get(EMBEDDED))
 
 
 def embeds(info: ModelInfo, site: NormSite) -> bool:
-    """Whether a norm alone reads the sum of rows of two or three tables, one by position.
+    """Whether only a norm reads the sum of rows of two or three tables, one of them by position.
 
-    Of three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does;
-    of two, wherever the positions come from in front of post-LN attention.
+    With three tables, the optimizer fuses them as TorchScript exports BERT, and not as dynamo does;
+    with two, for any source of the positions before post-LN attention.
     """
     rows = list(_rows(info, site))
     ends = [end for node in rows if (end := _length_read(node)) is not None]
@@ -61,15 +61,15 @@ def embeds(info: ModelInfo, site: NormSite) -> bool:
 
 
 def attends(site: NormSite) -> bool:
-    """Whether a norm stands behind post-LN attention, or in front with beta on the wrong side."""
+    """Whether a norm follows post-LN attention, or precedes it with beta on the wrong side."""
     return _is_behind_attention(site) or _hides_attention(site)
 
 
 def spanned_norm(site: NormSite) -> ir.Value | None:
-    """Return the norm in front of pre-LN attention that ``site`` stands behind, or None.
+    """Return the norm before the pre-LN attention that ``site`` follows, or None.
 
-    The optimizer looks back from the LayerNormalization behind the sum of the stream and of
-    attention for one that three projections of the same stream read.
+    From the LayerNormalization after the sum of stream and attention, the optimizer searches
+    upstream for one that three projections of the same stream read.
     """
     for branch, stream in _terms(site):
         if not _is_attention(branch, widened=True):
@@ -83,7 +83,7 @@ def spanned_norm(site: NormSite) -> ir.Value | None:
 
 
 def _is_behind_attention(site: NormSite) -> bool:
-    """Whether a norm reads the sum of a value and of attention to it, as in post-LN."""
+    """Whether a norm reads the sum of a value and its attention, as in post-LN."""
     return any(
         _projections(residual) == _PROJECTIONS and _is_attention(branch)
         for residual, branch in _terms(site)
@@ -91,7 +91,7 @@ def _is_behind_attention(site: NormSite) -> bool:
 
 
 def _terms(site: NormSite) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """Return the terms of the sum that a norm reads, in both orders; none where it reads no sum."""
+    """Return the terms of the sum that a norm reads, in both orders, or ()."""
     total = computed_by(site.input, "Add")
     if total is None:
         return ()
@@ -102,7 +102,7 @@ def _terms(site: NormSite) -> tuple[tuple[ir.Value, ir.Value], ...]:
 def _hides_attention(site: NormSite) -> bool:
     """Whether beta would be added in the first operand of a sum with attention, as in BART.
 
-    The optimizer goes back from the first operand that is an Add, looking for attention's bias.
+    The optimizer searches upstream from the first operand that is an Add, for attention's bias.
     """
     if site.beta is None or _projections(site.output) != _PROJECTIONS:
         return False
@@ -114,7 +114,7 @@ def _hides_attention(site: NormSite) -> bool:
 
 
 def _begins_attention(info: ModelInfo, site: NormSite, rows: list[ir.Node]) -> bool:
-    """Whether a norm of one sum of ``rows`` is read by three projections and another sum alone."""
+    """Whether only three projections and another sum read a norm of one sum of ``rows``."""
     total = site.input.producer()
     if total is None or {operand and operand.producer() for operand in total.inputs} != set(rows):
         return False
@@ -124,7 +124,7 @@ def _begins_attention(info: ModelInfo, site: NormSite, rows: list[ir.Node]) -> b
 
 
 def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
-    """Yield the Gathers from tables in the sum that a norm reads, of what nothing else reads."""
+    """Yield the Gathers from tables in the sum that a norm reads, if they have no other reader."""
     inside, terms = set(site.nodes), [site.input]
     while terms:
         value = terms.pop()
@@ -140,12 +140,12 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
 
 
 def _length_read(gather: ir.Node) -> ir.Node | None:
-    """Return what computes the length n where a table is read at 0, 1, .. n - 1."""
+    """Return the node that computes the length n of a table read at 0, 1, .. n - 1."""
     node = producer_of(gather.inputs[1])
     if node is None or operator(node) != "Slice":
         return None
     maker = producer_of(operand(node, _END))  # an attribute before opset 10
-    # Of ids of a fixed length it is known too, and the optimizer fuses what is spelled like this.
+    # For ids of a fixed length it is known too, and the optimizer fuses this spelling.
     return None if maker is None or operator(maker) == "Constant" else maker
 
 
@@ -154,9 +154,9 @@ def _projections(value: ir.Value) -> int:
 
 
 def _is_attention(branch: ir.Value, *, widened: bool = False) -> bool:
-    """Whether a value is what the heads of attention give, projected, with a bias.
+    """Whether a value is the projected output of attention heads, with a bias.
 
-    ``widened``: Casts may stand behind Softmax, which sessions of the optimizer take away.
+    ``widened``: Casts may follow Softmax, which the optimizer's sessions remove.
     """
     bias = branch.producer()
     if bias is None or operator(bias) != "Add":

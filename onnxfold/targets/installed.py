@@ -1,4 +1,4 @@
-"""Which ONNX Runtime is installed, without the time that its import takes."""
+"""The installed version of ONNX Runtime, without the cost of its import."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,7 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 
 
 def onnxruntime_version() -> tuple[int, int]:
-    """Return the major and minor version of the ONNX Runtime at hand, or the newest measured."""
+    """Return the major and minor version of the installed ONNX Runtime, or the newest measured."""
     for package in _PACKAGES:
         try:
             major, minor, *_ = version(package).split(".")

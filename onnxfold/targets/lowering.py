@@ -1,4 +1,4 @@
-"""Targets: which nodes stand for a norm or a centring; returns them, changes nothing.
+"""Targets: the nodes that represent a norm or a centering; returned, nothing is changed.
 
 onnx     standard operators only: calls of onnxfold's functions, whose bodies are inlined in the end
 kernels  the calls, for which ONNX Runtime with the onnxfold library takes the kernel of that name
@@ -49,7 +49,7 @@ _SLICE_SINCE = 10  # with constants as inputs
 
 
 class TargetLowering:
-    """Lowers the norms of one model for one target."""
+    """Lowering of the norms of one model for one target."""
 
     def __init__(self, view: ModelInfo, target: Target, form: WrittenForm = WrittenForm.AUTO):
         self._view = view
@@ -59,7 +59,7 @@ class TargetLowering:
         self._bypassed: set[ir.Value] = set()
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
-        """Say why a LayerNorm has no cheaper RMS form on this target, or None."""
+        """Return why a LayerNorm lacks a cheaper RMS form on this target, or None."""
         refusal = site.refusal or self._refuse_kernel(site)
         if refusal is not None:
             return refusal
@@ -74,11 +74,11 @@ class TargetLowering:
         return self._refuse_spelled(site)
 
     def spells_rms(self, site: NormSite) -> bool:
-        """Whether a norm of one operator would become several, of which runtimes make one."""
+        """Whether a norm of one operator would become several that no runtime fuses."""
         return site.form is not NormForm.DECOMPOSED and not self._has_operator(Statistics.RMS)
 
     def _can_bypass(self, site: NormSite) -> bool:
-        """Whether the spelled norm can read x instead of x - mean(x), whatever its spelling."""
+        """Whether the spelled norm can read x instead of x - mean(x), in any spelling."""
         if site.form is not NormForm.DECOMPOSED or not site.centred:
             return False
         if any(each.is_graph_output() or _rounds(site.input, each) for each in site.centred):
@@ -86,7 +86,7 @@ class TargetLowering:
         return reads_only_centred(site)
 
     def _refuse_call(self, site: NormSite) -> Refusal | None:
-        """Say why no operator computes the norm without its mean, or None."""
+        """Return why no operator computes the norm without its mean, or None."""
         refusal = self._refuse_kernel(site) or self._refuse_spelled(site)
         if refusal is None and wide_epsilon(site):
             sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
@@ -96,11 +96,11 @@ class TargetLowering:
         return refusal
 
     def _refuse_kernel(self, site: NormSite) -> Refusal | None:
-        """Say of a norm of constants that our kernel would compute it in each run, or None."""
+        """Refuse a norm of constants that our kernel would compute in each run, or return None."""
         return refuse_constant(self._view, site) if self._target is Target.KERNELS else None
 
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
-        """The same, where epsilon may be a constant in front of a root."""
+        """Return the same if epsilon may be a constant before a root."""
         label = (node_label(site.nodes[-1]),)
         if site.escaping:
             names = ", ".join(value.name or "" for value in site.escaping)
@@ -134,7 +134,7 @@ class TargetLowering:
         return not isinstance(part, ir.Value) or self._view.array(part) is not None
 
     def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
-        """Whether gamma or beta keeps its numbers in the type of x, in which operators take it."""
+        """Whether gamma or beta keeps its numbers in the type of x, which operators require."""
         array = self._view.array(part) if isinstance(part, ir.Value) else part
         if isinstance(part, ir.Value) and array is None:
             return part.dtype == dtype
@@ -145,18 +145,18 @@ class TargetLowering:
         return bool(np.array_equal(narrow.astype(array.dtype), array, equal_nan=True))
 
     def _trailing_axes(self, site: NormSite) -> int | None:
-        """Return k where the fiber is the last k whole axes, else None."""
+        """Return k if the fiber is the last k whole axes, otherwise None."""
         rank = self._view.rank(site.input)
         axes = site.fiber.axes
         if rank is None or not site.fiber.whole or not axes:
             return None
         shape = self._view.shape(site.input) or ()
-        # Axes of size 1 take no part in a fiber but may stand between those that do.
+        # Axes of size 1 are not in a fiber but may be between its axes.
         between = [axis for axis in range(axes[0], rank) if axis not in axes]
         return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
 
     def _blocks(self, site: NormSite) -> tuple[int, int] | None:
-        """Return (blocks, size) where the fiber is blocks of neighbours on the last axis."""
+        """Return (blocks, size) if the fiber is blocks of adjacent elements on the last axis."""
         rank = self._view.rank(site.input)
         if rank is None or len(site.fiber.blocks) != 1:
             return None
@@ -172,7 +172,7 @@ class TargetLowering:
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
-        # Another norm may share x - mean(x), which is x already.
+        # Another norm may share x - mean(x), which is already x.
         shares = not self._bypassed.isdisjoint(site.centred)
         if not shares and not self._can_bypass(site):
             if self._refuse_spelled(site) is not None:
@@ -185,25 +185,25 @@ class TargetLowering:
         return Lowered.of(new, *((value, copies[value.dtype]) for value in centred))
 
     def layer_norm(self, site: NormSite) -> Lowered | None:
-        """Return one call for a norm that stays, where that is cheaper and exact."""
+        """Return one call for a norm that stays, if that is cheaper and exact."""
         statistics = _STATISTICS.get(site.kind)
         if statistics is None or not self.calls_in_place(site):
             return None
         return self._call(site, statistics, site.input)
 
     def refuse_layer(self, site: NormSite) -> Refusal | None:
-        """Say why an RMSNorm cannot be written as a LayerNorm of the same parameters, or None."""
+        """Return why an RMSNorm cannot be a LayerNorm of the same parameters, or None."""
         refusal = self._refuse_call(site)
         if refusal is None and self._trailing_axes(site) is None:
             return _no_form(site, "LayerNormalization works over last axes alone")
         return refusal
 
     def restored(self, site: NormSite) -> Lowered:
-        """Return an RMSNorm, whose input has mean 0, as a LayerNorm."""
+        """Return an RMSNorm whose input has mean 0 as a LayerNorm."""
         return self._call(site, Statistics.LAYER, site.input)
 
     def refuse_compressed(self, site: NormSite) -> Refusal | None:
-        """Say why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
+        """Return why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
         refusal = self.refuse_layer(site)
         if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
             sentence = f"CRMSNorm works over the last axis, from opset {_SLICE_SINCE} on"
@@ -211,11 +211,11 @@ class TargetLowering:
         return refusal
 
     def compressed(self, site: NormSite, x: ir.Value) -> Lowered:
-        """Return an RMSNorm of E x as a CRMSNorm of x, which gives the missing channel back."""
+        """Return an RMSNorm of E x as a CRMSNorm of x, which restores the missing channel."""
         return self._call(site, Statistics.CRMS_FULL, x)
 
     def calls_in_place(self, site: NormSite) -> bool:
-        """Whether a norm that stays is given to a kernel, or made one operator out of several."""
+        """Whether a norm that stays goes to a kernel, or becomes one operator."""
         if site.kind not in _STATISTICS or site.refusal is not None or _narrows(site):
             return False
         if self._refuse_call(site) is not None:
@@ -228,20 +228,20 @@ class TargetLowering:
         return kernels or self.becomes_one(site) or self._respells(site)
 
     def becomes_one(self, site: NormSite) -> bool:
-        """Whether a norm in several operators is one operator of the target, without a kernel."""
+        """Whether a norm in several operators has one operator on the target, without a kernel."""
         several = site.form is NormForm.DECOMPOSED
         return several and self._has_operator(_STATISTICS[site.kind])
 
     def setting(self, site: NormSite) -> NormSetting:
-        """Return the setting of the call that a norm in place becomes."""
+        """Return the setting of the call that replaces a norm in place."""
         axes, epsilon = self._trailing_axes(site) or 1, float(np.float32(site.epsilon))
         return _STATISTICS[site.kind], axes, epsilon
 
     def _respells(self, site: NormSite) -> bool:
-        """Whether ONNX Runtime makes one operator of a norm once it is written as a quotient.
+        """Whether ONNX Runtime fuses a norm into one operator once it is written as a quotient.
 
-        It looks for x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), with gamma behind, ones
-        where there is none; dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
+        It recognizes x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), followed by gamma or ones;
+        dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
         """
         return (
             self._target is Target.ONNX
@@ -254,11 +254,11 @@ class TargetLowering:
 
     @cached_property
     def _turned(self) -> frozenset[ir.Value]:
-        """What no fusion may know."""
+        """The values through which ONNX Runtime moves Transposes."""
         return turned_values(self._view)
 
     def _has_operator(self, statistics: Statistics) -> bool:
-        """Whether the file has one operator for a norm, else it is spelled out."""
+        """Whether the file has one operator for a norm, which otherwise is spelled out."""
         if statistics is Statistics.LAYER:
             return self._view.opset >= LAYER_NORMALIZATION_SINCE
         if self._target is Target.ORT:
@@ -266,14 +266,14 @@ class TargetLowering:
         return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
 
     def calls_rms(self, site: NormSite) -> bool:
-        """Whether a norm that folds is written anew, with a scale of ones where it has none."""
+        """Whether a folded norm is rewritten, with a scale of ones if it has none."""
         return self._refuse_call(site) is None
 
     def keep_affine(self, site: NormSite) -> Refusal | None:
-        """Say why a norm keeps its gamma and beta, whoever could take them, or None.
+        """Return why a norm keeps its gamma and beta, even if layers could absorb them, or None.
 
-        ONNX Runtime 1.31 makes one operator of a norm that is spelled out only with the Mul by
-        gamma, and for LayerNorm the Add of beta, behind it: 0.4 against 0.9 ns per element.
+        ONNX Runtime 1.31 fuses a spelled-out norm only with the Mul by gamma, and for LayerNorm the
+        Add of beta, after it: 0.4 against 0.9 ns per element.
         """
         if site.kind is NormKind.DYT or site.form is not NormForm.DECOMPOSED:
             return None
@@ -285,15 +285,15 @@ class TargetLowering:
         return _no_form(site, f"norm '{site.name}' {sentence}")
 
     def multiplies(self, site: NormSite) -> bool:
-        """Whether a layer norm or RMS norm multiplies by a scale, its gamma or any, in any case."""
+        """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
         return not self.stays_in_operators(site) and site.kind in _STATISTICS
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a norm is several operators of a session as well, each part one of its own."""
+        """Whether a norm is several operators of a session as well, one for each part."""
         return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
 
     def _runtimes_fuse(self, site: NormSite) -> bool:
-        """Whether there is an operator for what the norm computes, however it is spelled."""
+        """Whether runtimes have an operator for the norm, in any spelling."""
         plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
         return plain and not _narrows(site) and self._trailing_axes(site) is not None
 
@@ -398,7 +398,7 @@ def _rounds(x: ir.Value, centred: ir.Value) -> bool:
 
 
 def _narrows(site: NormSite) -> bool:
-    """Whether an operator would take the statistics in fewer digits: none does so in DOUBLE."""
+    """Whether an operator would compute the statistics in fewer digits: none computes in DOUBLE."""
     double = ir.DataType.DOUBLE
     return site.compute_dtype is double and site.input.dtype is not double
 

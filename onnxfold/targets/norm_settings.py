@@ -1,8 +1,8 @@
-"""Which setting of a norm a file for kernels keeps, where its norms have several.
+"""Choice of the setting of a norm in a file for kernels, if its norms have several.
 
-A file has one function of each name (ONNX Runtime 1.17 to 1.24 take the last overload for all), so
-one setting of each.  The choice depends only on how often each setting occurs, whatever the norms
-are spelled as, so that a second run chooses as the first.
+A file has one function per name (ONNX Runtime 1.17 to 1.24 use the last overload for all), and so
+one setting. The choice depends only on how often each setting occurs, for any spelling, so that a
+second run chooses as the first.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ NormSetting: TypeAlias = tuple[Statistics, int, float]
 
 
 class Fusion(Protocol):
-    """What becomes a call of onnxfold's."""
+    """A norm that becomes a call of an onnxfold function."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Fusion)
 
 
 def setting_of_call(node: ir.Node) -> NormSetting:
-    """Return the setting of a call of onnxfold's."""
+    """Return the setting of a call of an onnxfold function."""
     epsilon = node.attributes.get_float("epsilon", 0.0)
     return SIGNATURES[node.op_type].statistics, axes_of(node), epsilon
 
@@ -42,7 +42,7 @@ def setting_of_call(node: ir.Node) -> NormSetting:
 def common_settings(
     calls: Iterable[ir.Node], others: Iterable[NormSetting] = ()
 ) -> frozenset[NormSetting]:
-    """Return the setting of each kind of norm that occurs most; of several, the least."""
+    """Return the most frequent setting of each kind of norm; among equals, the least."""
     counts: defaultdict[Statistics, Counter[NormSetting]] = defaultdict(Counter)
     with_epsilon = (node for node in calls if "epsilon" in SIGNATURES[node.op_type].attributes)
     for setting in (*map(setting_of_call, with_epsilon), *others):
@@ -53,7 +53,7 @@ def common_settings(
 def setting_of_each(
     named: Iterable[tuple[str, NormSetting]], common: Collection[NormSetting]
 ) -> Mapping[str, NormSetting]:
-    """Return one setting for each name: a ``common`` one where it has it, else its most common."""
+    """Return one setting for each name: a ``common`` one if possible, or its most common."""
     counts: defaultdict[str, Counter[NormSetting]] = defaultdict(Counter)
     for name, setting in named:
         counts[name][setting] += 1
@@ -64,9 +64,9 @@ def setting_of_each(
 
 
 def of_one_setting(view: ModelInfo, fusions: Sequence[F]) -> tuple[F, ...]:
-    """Return the fusions of one setting for each name, which is that of a call where there is one.
+    """Return the fusions with one setting for each name, the setting of a call if there is one.
 
-    The others would become calls that no file keeps.
+    The others would become calls that no file can contain.
     """
     own = (node for node in view.nodes() if node.domain == DOMAIN)
     calls = [node for node in own if node.op_type in SIGNATURES]

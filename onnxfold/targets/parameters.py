@@ -1,4 +1,4 @@
-"""gamma and beta in the form that operators take: vectors of exactly the normalised shape."""
+"""gamma and beta as operators accept them: vectors of exactly the normalized shape."""
 
 from dataclasses import dataclass
 
@@ -15,26 +15,26 @@ from onnxfold.operators.new_nodes import weight_value
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """gamma and beta in the form that a call takes, or what must follow the call instead."""
+    """gamma and beta as a call accepts them, or what must follow the call instead."""
 
     kind: Affine
     inputs: tuple[ir.Value, ...]
     initializers: tuple[ir.Value, ...]
-    after: tuple[tuple[str, ir.Value], ...]  # operators that apply what the call cannot
+    after: tuple[tuple[str, ir.Value], ...]  # operators for what the call cannot apply
 
 
 class Parameters:
-    """Makes the operands of the norms of one model; ones and zeros are constants of each graph."""
+    """Operands for the norms of one model; ones and zeros are constants of each graph."""
 
     def __init__(self, view: ModelInfo):
         self._view = view
         self._shared: dict[tuple[object, str, ir.DataType, tuple[int, ...]], ir.Value] = {}
 
     def operands(self, site: NormSite, statistics: Statistics, axes: int) -> Operands:
-        """Bring gamma and beta into the shape of the last axes, or apply them behind the call.
+        """Reshape gamma and beta to the last axes, or apply them after the call.
 
         A norm without gamma gets ones and a LayerNorm without beta zeros: ONNX Runtime fuses Pow ..
-        Div only with a Mul behind it, and its transformers optimizer reads the B of every
+        Div only with a Mul after it, and its transformers optimizer reads the B of every
         LayerNormalization.
         """
         made: list[ir.Value] = []
@@ -58,7 +58,7 @@ class Parameters:
         return Operands(Affine.AFFINE, (gamma, beta), tuple(made), tuple(after))
 
     def extent(self, site: NormSite, axes: int) -> tuple[int, ...]:
-        """Return the sizes of the last axes, which a scale may tell better than the input."""
+        """Return the sizes of the last axes, which a scale may reveal better than the input."""
         rank = self._view.rank(site.input) or 0
         sizes = {block.axis: block.size for block in site.fiber.blocks}
         return tuple(sizes.get(axis, 1) for axis in range(rank - axes, rank))
@@ -68,7 +68,7 @@ class Parameters:
         return self._filled(site, "ones", shape)
 
     def filled(self, site: NormSite, shape: tuple[int, ...]) -> ir.Value | None:
-        """Return a gamma of one number in a shape, None for any other."""
+        """Return a gamma of one number in a shape, or None."""
         array = self._view.array(site.gamma) if isinstance(site.gamma, ir.Value) else site.gamma
         if array is None or array.size == 0 or np.any(array != array.flat[0]):
             return None
@@ -87,7 +87,7 @@ class Parameters:
     def _vector(
         self, site: NormSite, part: AffinePart, axes: int, role: str, made: list[ir.Value]
     ) -> ir.Value | None:
-        """Return an affine part as a value of exactly the normalised shape, or None."""
+        """Return an affine part as a value of exactly the normalized shape, or None."""
         if part is None:
             return None
         shape = self.extent(site, axes)
@@ -113,7 +113,7 @@ class Parameters:
     def per_channel(
         self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
     ) -> ir.Value:
-        """Return gamma or beta with one element per channel, where one stands for several."""
+        """Return gamma or beta with one element per channel, if one represents several."""
         array = self._view.array(part) if isinstance(part, ir.Value) else part
         if site.affine_repeat == 1 or array is None:
             return self.as_value(site, part, role, made)
@@ -122,7 +122,7 @@ class Parameters:
     def as_value(
         self, site: NormSite, part: AffinePart, role: str, made: list[ir.Value]
     ) -> ir.Value:
-        """Return gamma or beta as an operand of a Mul or Add; what is new is added to ``made``."""
+        """Return gamma or beta as an operand of a Mul or Add; new nodes are added to ``made``."""
         dtype = site.output.dtype or site.input.dtype or ir.DataType.FLOAT
         array = self._view.array(part) if isinstance(part, ir.Value) else part
         if isinstance(part, ir.Value) and (array is None or part.dtype == dtype):
@@ -134,7 +134,7 @@ class Parameters:
 
 
 def _broadcast(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return a part of some of the last axes as one of all of them, None where it is of others."""
+    """Return a part of some of the last axes as one of all of them, or None."""
     leading, own = array.shape[: -len(shape)], array.shape[-len(shape) :]
     aligned = (1,) * (len(shape) - len(own)) + own
     if any(dim != 1 for dim in leading):

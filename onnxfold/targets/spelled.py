@@ -1,4 +1,4 @@
-"""RMSNorms in several operators, where no single one takes the axes or the epsilon."""
+"""RMSNorms in several operators, if no single operator supports the axes or the epsilon."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ _NEGATIVE_AXES_SINCE = 11
 
 
 def wide_epsilon(site: NormSite) -> bool:
-    """Whether epsilon, which may be the sum of two, fits no attribute, which are float32."""
+    """Whether epsilon, which may be a sum of two, is not representable as a float32 attribute."""
     rounded = float(np.float32(site.epsilon))
     return site.form is NormForm.DECOMPOSED and rounded != site.epsilon
 
 
 def spells_axes(site: NormSite) -> bool:
-    """Whether a norm in operators may be one without its mean, along whichever whole axes.
+    """Whether a norm in operators may lose its mean, along any whole axes.
 
     In float16 the squares would overflow.
     """
@@ -32,7 +32,7 @@ def spells_axes(site: NormSite) -> bool:
 def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
     """Return x / sqrt(mean(x * x) + epsilon) along the norm's axes, in the type of x.
 
-    The reciprocal stands first: else ONNX Runtime's transformers optimizer raises TypeError.
+    The reciprocal comes first; otherwise ONNX Runtime's transformers optimizer raises TypeError.
     """
     dtype = np.float64 if x.dtype is ir.DataType.DOUBLE else np.float32
     epsilon = new.weight(f"{x.name}.epsilon", np.array(site.epsilon, dtype))
@@ -53,12 +53,12 @@ def spelled_rms(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
 
 
 def from_the_end(new: NewNodes, axes: Sequence[int], rank: int) -> list[int]:
-    """Return axes that are the same where others stand in front, as far as operators take them."""
+    """Return axes that stay valid if others precede them, as far as operators support it."""
     return [axis - rank if new.opset >= _NEGATIVE_AXES_SINCE else axis for axis in axes]
 
 
 def reads_only_centred(site: NormSite) -> bool:
-    """Whether the norm looks at x only through x - mean(x), so that no mean is left without it.
+    """Whether the norm reads x only through x - mean(x), so that without it no mean is left.
 
     A variance E[x^2] - E[x]^2 would stay as it is.
     """

@@ -1,11 +1,11 @@
-"""Norms that other tools take apart where they are spelled out, and leave alone as one operator.
+"""Norms that other tools break if they are spelled out, and leave alone as one operator.
 
-Measured (tests/compatibility/test_tools_behind.py), each on its own behind a file of operators:
+Measured (tests/compatibility/test_tools_behind.py), each tool alone on a file of operators:
 
-* onnxscript's optimizer and rewriter take an addition of 1e-8 or less for one of 0: an epsilon is
-  gone, a row of zeros gives NaN, and no session knows the norm again;
-* onnxslim and onnxsim take products by ones away, without which no session makes one operator;
-* behind a table that quantize_dynamic quantises, sessions give Pow and Div a DequantizeLinear each.
+* onnxscript's optimizer and rewriter treat an addition of 1e-8 or less as an addition of 0: epsilon
+  disappears, a row of zeros gives NaN, and no session recognizes the norm;
+* onnxslim and onnxsim remove products by ones, without which no session fuses the norm;
+* after a table that quantize_dynamic quantizes, sessions give Pow and Div a DequantizeLinear each.
 """
 
 from collections.abc import Iterable
@@ -29,9 +29,9 @@ _QUANTISED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 def refuse_stripped(
     info: ModelInfo, sites: Iterable[NormSite], *, scaled: bool
 ) -> dict[ir.Value, Refusal]:
-    """Say, by output, which tool would take norms apart once they are spelled out.
+    """Name, by output, the tool that would break norms once they are spelled out.
 
-    ``scaled``: a norm without gamma is given a scale that stays.
+    ``scaled``: a norm without gamma gets a scale that stays.
     """
     found = ((site.output, _refusal(info, site, scaled=scaled)) for site in sites)
     return {output: refusal for output, refusal in found if refusal is not None}
@@ -58,7 +58,7 @@ def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
 
 
 def _table(info: ModelInfo, value: ir.Value) -> ir.Value | None:
-    """Return the constant of which a value is a row, moved but not computed with, or None."""
+    """Return the constant whose row a value is, moved but not computed with, or None."""
     node = producer_of(value)
     while node is not None and node.inputs and facets.moves_numbers(row_of(node)):
         source = node.inputs[0]

@@ -1,9 +1,9 @@
-"""Sum in the place of Add in front of a LayerNorm, for ONNX Runtime on CPUs.
+"""Sum instead of Add upstream of a LayerNorm, for ONNX Runtime on CPUs.
 
-A session makes SkipLayerNormalization of Add and LayerNormalization.  Up to ONNX Runtime 1.29 it is
-faster than the two; from 1.30 on it takes five to eight times as long
-(benchmarks/results/skip_norms.csv).  Sum takes as long as Add, adds the same numbers, and is left
-alone.  In float16 a session has a SkipLayerNormalization but no Sum, around which it puts Casts.
+A session fuses Add and LayerNormalization into SkipLayerNormalization. Up to ONNX Runtime 1.29 it
+is faster than the two; from 1.30 on it is five to eight times as slow
+(benchmarks/results/skip_norms.csv). Sum is as fast as Add, adds the same numbers, and is not fused.
+In float16 a session has a SkipLayerNormalization but no Sum, and inserts Casts around it.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
 def slow_additions(model: ir.Model, settings: Options) -> tuple[ir.Node, ...]:
-    """Return the additions whose fusion the ONNX Runtime at hand, or the newest, is slow with."""
+    """Return the additions whose fusion is slow in the installed or the newest ONNX Runtime."""
     if settings.target is not Target.ORT or settings.device is not Device.CPU:
         return ()
     slow = onnxruntime_version() >= SLOW_SINCE
@@ -36,11 +36,11 @@ def slow_additions(model: ir.Model, settings: Options) -> tuple[ir.Node, ...]:
 
 
 def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
-    """Return the additions between norms that a session would fuse with the norm behind them."""
+    """Return the additions that a session would fuse with a downstream norm."""
     if view.opset < _BROADCASTS_SINCE:
         return ()
     sites = [site for site in find_norms(view) if site.kind in _KINDS and not _is_of_defaults(site)]
-    # An addition in a norm that is spelled out, its beta, becomes part of LayerNormalization.
+    # The addition in a spelled-out norm, its beta, becomes part of LayerNormalization.
     parts = {node for site in sites for node in site.nodes}
     found = dict.fromkeys(_fused(site.input, set(site.nodes)) for site in sites)
     apart = (node for node in found if node is not None and node not in parts)
@@ -48,12 +48,12 @@ def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
 
 
 def joined_into(view: ModelInfo, total: ir.Node) -> int:
-    """Count the additions that are joined with a norm behind ``total``: of a bias too, before."""
+    """Count the additions fused with the norm after ``total``, also one of a bias before."""
     return 1 + any(_adds_vector(view, value.producer()) for value in operands(total))
 
 
 def saved_apart(view: ModelInfo, additions: Iterable[ir.Node]) -> int:
-    """Return the picoseconds that additions save which a session does not join with norms."""
+    """Return the picoseconds saved by additions that a session does not fuse with norms."""
     costs = costs_of(Target.ORT)
     saved = 0
     for node in additions:
@@ -63,14 +63,14 @@ def saved_apart(view: ModelInfo, additions: Iterable[ir.Node]) -> int:
 
 
 def _is_faster_apart(view: ModelInfo, addition: ir.Node) -> bool:
-    """Whether an addition has more than so few elements that an operator more costs as much."""
+    """Whether an addition is so large that a separate operator costs less than the fused one."""
     return saved_apart(view, [addition]) > 0
 
 
 def joined_additions(view: ModelInfo, site: NormSite) -> int:
-    """Count the additions of which a session makes one operator with a LayerNorm behind them.
+    """Count the additions that a session fuses with a downstream LayerNorm.
 
-    It joins those of two tensors of three axes and one shape, and of a bias before that.
+    It fuses an addition of two tensors of three axes and equal shape, and one of a bias before it.
     """
     total = _fused(site.input, set(site.nodes))
     shapes = [] if total is None else [view.shape(value) for value in total.inputs]
@@ -80,14 +80,14 @@ def joined_additions(view: ModelInfo, site: NormSite) -> int:
 
 
 def _adds_vector(view: ModelInfo, node: ir.Node | None) -> bool:
-    """Whether a node adds a constant vector to what nothing but one other node reads."""
+    """Whether a node adds a constant vector to a value that only it reads."""
     if node is None or operator(node) != "Add" or len(list(node.outputs[0].uses())) != 1:
         return False
     return any(view.tensor(value) is not None and view.rank(value) == 1 for value in node.inputs)
 
 
 def replace_by_sums(additions: Iterable[ir.Node]) -> None:
-    """Put Sum, which computes the same, in the place of each Add."""
+    """Replace each Add by Sum, which computes the same."""
     for addition in additions:
         _replace(addition)
 

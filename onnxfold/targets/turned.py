@@ -1,9 +1,9 @@
-"""Norms that ONNX Runtime moves Transposes through where they are spelled out.
+"""Norms through which ONNX Runtime moves Transposes if they are spelled out.
 
-Its TransposeOptimizer moves a Transpose towards another one behind, through the operators that
-spell an RMS norm out but not through a norm of one operator.  The norm ends on another axis then.
-A session makes no operator of that; the transformers optimizer does, of all axes from there on,
-and the output is another one without a word.  Source: onnx_transpose_optimization.cc.
+Its TransposeOptimizer moves a Transpose towards a downstream one, through the operators of a
+spelled-out RMS norm but not through a norm of one operator. The norm is then on another axis. A
+session does not fuse that; the transformers optimizer does, over all axes from there on, which
+silently changes the output. Source: onnx_transpose_optimization.cc.
 """
 
 from collections.abc import Collection
@@ -34,23 +34,23 @@ _FIRST_OPERAND = frozenset(
 
 
 def turned_norms(info: ModelInfo, outputs: Collection[ir.Value]) -> frozenset[ir.Value]:
-    """Return those of the norms, by output, that have to stay one operator.
+    """Return the norms, by output, that must stay one operator.
 
-    ``outputs`` are those of one operator now which would be spelled out.  One that stays stops a
-    Transpose, so that the norms behind it need not.
+    ``outputs`` belong to norms that are now one operator and would be spelled out. A norm that
+    stays blocks a Transpose, so that the norms after it need not.
     """
     _, stopping = _between(info, outputs)
     return frozenset(stopping)
 
 
 def turned_values(info: ModelInfo) -> frozenset[ir.Value]:
-    """Return the results of what Transposes are moved through, as the model stands."""
+    """Return the results of operators through which Transposes are moved, in the current model."""
     turned, _ = _between(info, ())
     return frozenset(turned)
 
 
 def _between(info: ModelInfo, outputs: Collection[ir.Value]) -> tuple[set[ir.Value], set[ir.Value]]:
-    """Return what is turned on the way to a Transpose, and those of ``outputs`` that stop it."""
+    """Return the values transposed on the way to a Transpose, and the ``outputs`` that block it."""
     nodes = list(info.nodes())
     leading = _leading(info, nodes, outputs)
     turned: set[ir.Value] = set()
@@ -66,7 +66,7 @@ def _between(info: ModelInfo, outputs: Collection[ir.Value]) -> tuple[set[ir.Val
 
 
 def _leading(info: ModelInfo, nodes: list[ir.Node], outputs: Collection[ir.Value]) -> set[ir.Value]:
-    """Return the values behind which a Transpose follows."""
+    """Return the values that a Transpose follows."""
     leading: set[ir.Value] = set()
     for node in reversed(nodes):
         if node.op_type == "Transpose":
@@ -77,7 +77,7 @@ def _leading(info: ModelInfo, nodes: list[ir.Node], outputs: Collection[ir.Value
 
 
 def _moved_through(info: ModelInfo, node: ir.Node, outputs: Collection[ir.Value]) -> list[ir.Value]:
-    """Return the inputs whose Transposes can move behind a node."""
+    """Return the inputs whose Transposes can move past a node."""
     norm = any(output in outputs for output in node.outputs)
     spelled = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
     if spelled is not None and _is_spelled(spelled.statistics, info.opset):
@@ -92,15 +92,15 @@ def _moved_through(info: ModelInfo, node: ir.Node, outputs: Collection[ir.Value]
 
 
 def _is_spelled(statistics: Statistics, opset: int) -> bool:
-    """Whether the body of a call is more than one operator, unless that was asked for."""
+    """Whether the body of a call is several operators, unless that was requested."""
     return statistics is not Statistics.LAYER or opset < LAYER_NORMALIZATION_SINCE
 
 
 def _is_moved(info: ModelInfo, operands: list[ir.Value], turned: set[ir.Value]) -> bool:
-    """Whether fewer axes are turned where the Transposes are taken from ``operands``, not added."""
+    """Whether fewer axes are transposed if Transposes are removed from ``operands``, not added."""
     cost = 0
     for value in operands:
         if info.tensor(value) is None:
-            rank = info.rank(value) or 0  # a rank that nobody knows keeps no Transpose in place
+            rank = info.rank(value) or 0  # an unknown rank blocks no Transpose
             cost += -max(rank, 1) if value in turned else rank
     return cost < 0

@@ -1,4 +1,4 @@
-"""Training with centred weights in PyTorch; importing this needs the extra ``onnxfold[torch]``."""
+"""Training with centered weights in PyTorch; importing this needs the extra ``onnxfold[torch]``."""
 
 try:
     import torch as _torch  # noqa: F401  # whether it is there

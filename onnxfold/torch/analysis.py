@@ -1,7 +1,7 @@
-"""Which norms of a PyTorch model fold, by the analysis of its export, in the model's own names.
+"""Analysis of which norms of a PyTorch model fold, by its export, in the model's own names.
 
-The model is exported as it is traced, without optimization: an initializer is then a parameter in
-its own layout and under its own name, and every node knows the module that it comes from.
+by its export, in the model's own names. an initializer is then a parameter in its own layout and
+under its own name, and every node knows the module that it comes from.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from onnxfold.torch.norm_calls import NormCalls
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _GAIN_PS = 1000
-# No centring is inserted: in a model that is trained, what is centred is a weight.
+# No centering is inserted: in a model that is trained, only weights are centered.
 _COSTS = Costs(layer_norm=0, rms_norm=0, centring=1 << 40)
 _ALWAYS_SPLIT = 1 << 62
 _INSERTED = "; an inserted centring would cost more than it saves"
@@ -38,7 +38,7 @@ _IN_FORWARD = (
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A parameter or buffer ``name`` of the module ``module``, to be centred along ``dim``."""
+    """A parameter or buffer ``name`` of the module ``module``, to be centered along ``dim``."""
 
     module: str
     name: str
@@ -51,12 +51,11 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The norms that become RMSNorms, what is centred for them, and why the others stay.
+    """The norms that become RMSNorms, the weights centered for them, and why the others stay.
 
-    ``tables``: embeddings whose output is centred, since their table has other readers.
-    ``written``: what is known of the norms that are modules written by hand.  ``called``: the norms
-    that are calls in the forward of a module, and ``kept`` the modules within these whose own calls
-    stay.
+    ``tables``: embeddings whose output is centered, because their table has other readers.
+    ``written``: the structure of norms that are handwritten modules. ``called``: the norms that are
+    calls in the forward of a module, and ``kept`` the modules within these whose own calls stay.
     """
 
     norms: tuple[str, ...]
@@ -69,9 +68,9 @@ class Changes:
 
 
 class Analysis:
-    """The export of a model, which is planned on as often as some of its norms must stay.
+    """The export of a model, which is planned again whenever some of its norms must stay.
 
-    ``calls``: how often each module calls a LayerNorm in its own forward.
+    ``calls``: how often each module calls a LayerNorm directly in its forward.
     """
 
     def __init__(self, model: nn.Module, program: ir.Model, calls: Mapping[str, int]):
@@ -92,7 +91,7 @@ class Analysis:
         }
 
     def changes(self, excluded: Mapping[str, str]) -> Changes:
-        """Return what folds without the norms ``excluded``, each with the reason."""
+        """Return the changes without the norms ``excluded``, each with the reason."""
         unmapped: dict[str, str] = {}
         forbidden = {**self._unfit, **excluded}
         while True:
@@ -124,12 +123,12 @@ class Analysis:
         )
 
     def _site_module(self, site: NormSite) -> str | None:
-        """Return the norm of the model that a norm of the graph is, if it is one."""
+        """Return the module of the model that is a given norm of the graph, if there is one."""
         name = _module(site.last)
         return name if name in self._norms else None
 
     def _written_by_hand(self) -> dict[str, HandwrittenNorm]:
-        """Return the modules that are norms over the last axis and nothing else."""
+        """Return the modules that consist only of a norm over the last axis."""
         sites: dict[str, list[NormSite]] = {}
         for site in self._sites:
             sites.setdefault(_module(site.last), []).append(site)
@@ -146,7 +145,7 @@ class Analysis:
         return found
 
     def _alone(self, name: str, sites: list[NormSite]) -> bool:
-        """Whether norms are all that a module gives to others, and none is read within it."""
+        """Whether a module's results are only norms, with no reader inside it."""
         results = {site.output for site in sites}
         for node in self._info.model.graph:
             if _module(node) != name or node.op_type == "Constant":  # which modules share
@@ -159,7 +158,7 @@ class Analysis:
         return True
 
     def _form(self, name: str, site: NormSite) -> HandwrittenNorm | None:
-        """Return how a norm of the graph computes, where it is over the last axis of all."""
+        """Return the formula of a norm of the graph if it is over the last axis."""
         shape = self._info.shape(site.input)
         last = [block.axis for block in site.fiber.blocks if block.whole]
         if not site.subtracts_mean or not site.size or shape is None or last != [len(shape) - 1]:
@@ -175,7 +174,7 @@ class Analysis:
         )
 
     def _in_forwards(self) -> tuple[set[str], dict[str, str]]:
-        """Return the modules whose forward calls its norms, and those that fold no such way."""
+        """Return the modules whose forward calls its norms, and those that cannot fold that way."""
         sites: dict[str, list[NormSite]] = {}
         for site in self._sites:
             if site.subtracts_mean and _module(site.last) not in self._norms:
@@ -195,7 +194,7 @@ class Analysis:
     def _mapped(
         self, weights: tuple[WeightCentring, ...]
     ) -> tuple[tuple[list[Writer], list[str]], dict[str, str]]:
-        """Return the writers and tables of a plan, and the weights that are none, with reasons."""
+        """Return the writers and tables of a plan, and the other weights with reasons."""
         writers: dict[Writer, None] = {}
         tables: dict[str, None] = {}
         unmapped: dict[str, str] = {}
@@ -218,7 +217,7 @@ class Analysis:
         return (list(writers), list(tables)), unmapped
 
     def _owners(self, value: ir.Value) -> list[tuple[str, str]]:
-        """Return every (module, attribute) that holds the parameter of an initializer."""
+        """Return every (module, attribute) of the parameter of an initializer."""
         module, _, name = (value.name or "").rpartition(".")
         held = getattr(self._modules.get(module), name, None)
         if value.producer() is not None or not isinstance(held, torch.Tensor):
@@ -233,7 +232,7 @@ class Analysis:
         return list(found.values())
 
     def _tables(self, weight: WeightCentring, values: Mapping[str, ir.Value]) -> set[str]:
-        """Return the embeddings whose rows alone are to be centred, or nothing."""
+        """Return the embeddings if only their rows are to be centered, otherwise nothing."""
         nodes = [values[reader.node].producer() for reader in weight.readers]
         names = {"" if n is None or n.op_type != "Gather" else _module(n) for n in nodes}
         tables = all(isinstance(self._modules.get(name), nn.Embedding) for name in names)
@@ -279,7 +278,7 @@ class Analysis:
 
 
 def _with_cause(why: str, unmapped: Mapping[str, str]) -> str:
-    """Say in the model's words why a weight is not centred, where that is the reason."""
+    """Explain in the model's words why a weight is not centered, if that is the reason."""
     for ref, reason in unmapped.items():
         if f"'{ref}'" in why:
             return reason
@@ -294,7 +293,7 @@ def _module(node: ir.Node) -> str:
 
 
 def _name_nodes(program: ir.Model) -> None:
-    """Name nodes after their modules, so that reasons say where in the model something stands."""
+    """Name nodes after their modules, so that reasons refer to places in the model."""
     seen: Counter[str] = Counter()
     for node in program.graph:
         name = f"{_module(node) or 'model'}/{node.op_type}"
@@ -312,6 +311,6 @@ def _dim_and_groups(fiber: Fiber) -> tuple[int, int] | None:
 def analyse(model: nn.Module, arguments: Arguments) -> Analysis:
     """Export a model in evaluation mode and find its norms.
 
-    Raises ModelError where it cannot be exported.
+    Raises ModelError if it cannot be exported.
     """
     return Analysis(model, exported(model, arguments), NormCalls.counted(model, arguments.call))

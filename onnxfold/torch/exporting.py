@@ -1,4 +1,4 @@
-"""The export of a PyTorch model as it is traced, or a refusal that names the module at fault."""
+"""Export of a PyTorch model as it is traced, or a refusal that names the module at fault."""
 
 import logging
 import warnings
@@ -17,7 +17,7 @@ from onnxfold.model_io import one_line
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a model is called with."""
+    """The arguments of a call of the model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -29,11 +29,11 @@ class Arguments:
 def exported(model: nn.Module, arguments: Arguments) -> ir.Model:
     """Export a model in evaluation mode, without optimization.
 
-    Raises ModelError where it cannot be exported, with the module that was being traced, and where
-    torch has quantised a module, whose packed weight no export shows.
+    Raises ModelError if it cannot be exported, with the module that was being traced, and if torch
+    has quantized a module, whose packed weight is not exported.
     """
     _refuse_packed(model)
-    # With gradients attention has strides that it cannot export.
+    # With gradients, attention has strides that cannot be exported.
     with _quiet(), torch.no_grad(), _entered_modules(model) as entered:
         try:
             program = torch.onnx.export(
@@ -44,7 +44,7 @@ def exported(model: nn.Module, arguments: Arguments) -> ir.Model:
                 optimize=False,
                 verbose=False,
             )
-        except Exception as error:  # whatever a model's own code may raise
+        except Exception as error:  # anything that a model's own code may raise
             cause = error.__cause__ or error
             text = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
             place = f"module {entered[-1]!r} of " if entered and entered[-1] else ""
@@ -68,13 +68,13 @@ def _refuse_packed(model: nn.Module) -> None:
 
 @contextmanager
 def _entered_modules(model: nn.Module) -> Iterator[list[str]]:
-    """Give the names of the modules whose forward has begun in the first trace and not ended."""
+    """Yield the names of the modules whose forward has started in the first trace and not ended."""
     entered: list[str] = []
     over = False
 
     def enter(name: str) -> None:
         nonlocal over
-        over = over or (not name and bool(entered))  # the exporter begins anew after a failure
+        over = over or (not name and bool(entered))  # the exporter starts again after a failure
         if not over:
             entered.append(name)
 
@@ -95,7 +95,7 @@ def _entered_modules(model: nn.Module) -> Iterator[list[str]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on its own work back."""
+    """Suppress the exporter's remarks on its own work."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -34,21 +34,21 @@ _BEFORE_DROPOUT = (
 
 
 class DropoutChoice(StrEnum):
-    """What is done where a dropout stands between a linear layer and a norm."""
+    """The treatment of a dropout between a linear layer and a norm."""
 
     REFUSE = "refuse"  # the norm stays
-    KEEP = "keep"  # the norm folds: exact in evaluation, another function in training
-    RECENTRE = "recentre"  # the output of the dropout is centred, in place of the weights
+    KEEP = "keep"  # the norm folds: exact in evaluation, a different function in training
+    RECENTRE = "recentre"  # the output of the dropout is centered, instead of the weights
 
 
 @dataclass(frozen=True, slots=True)
 class FoldReport:
-    """What a fold did, in names of modules, of which the model itself has the empty one.
+    """The result of a fold, in names of modules; the model itself has the empty name.
 
-    ``folded``: norms that are RMSNorms now.  ``left``: those that are not, with the reason.
-    ``centred``: parameters that are centred.  ``recentred``: modules whose output is centred: tied
-    embeddings and, where asked, dropouts.  ``exact_in_training``: whether outputs and gradients in
-    training are those of the model as it was; None where that was not asked.
+    ``folded``: norms that are now RMSNorms. ``left``: the others, with the reason. ``centred``:
+    parameters that are centered. ``recentred``: modules whose output is centered: tied embeddings
+    and, on request, dropouts. ``exact_in_training``: whether outputs and gradients in training
+    equal the original model's; None if that was not checked.
     """
 
     folded: tuple[str, ...]
@@ -72,20 +72,20 @@ def fold(
 ) -> FoldReport:
     """Let a model compute with RMSNorm wherever that is exactly its LayerNorm, and train on.
 
-    The analysis of the exported graph finds the norms; what writes their stream gets the
-    parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors, a norm written by
-    hand) becomes an RMSNorm with the same gamma and beta, as a call of functional.layer_norm does
-    in the forward of the module that makes it.  Every parameter stays the same object, so
-    optimizers go on.
+    The analysis of the exported graph finds the norms; the writers of their streams get the
+    parametrization of :func:`cbwc`, and nn.LayerNorm (nn.GroupNorm over vectors, a handwritten
+    norm) becomes an RMSNorm with the same gamma and beta, as a call of functional.layer_norm does
+    in the forward of its module. Every parameter stays the same object, so optimizers continue.
 
-    ``example_args``: what the model is called with, a tuple or a mapping of names.  ``training``:
-    outputs and gradients in training mode must stay too.  ``dropout`` decides where a dropout
-    behind a linear layer makes a mean in training: "refuse" leaves such norms, "keep" folds them,
-    which is exact in evaluation alone, and "recentre" takes the mean out of the dropout's output.
+    ``example_args``: the arguments of a call of the model, a tuple or a mapping of names.
+    ``training``: outputs and gradients in training mode must stay the same too. ``dropout``
+    decides what happens if a dropout after a linear layer creates a mean in training: "refuse"
+    leaves such norms, "keep" folds them, which is exact only in evaluation, and "recentre" removes
+    the mean from the dropout's output.
 
     Outputs and gradients are compared in float64 with random parameters before anything changes.
-    Raises ModelError where the model cannot be exported or run so, VerificationError where the
-    folded one differs, UsageError for an option that there is not; the model is then as it was.
+    Raises ModelError if the model cannot be exported or run this way, VerificationError if the
+    folded one differs, UsageError for an unknown option; the model is then unchanged.
 
     Source: "Enjoy your Layer Normalization ...", sections 3.1, 3.2, Proposition 2.
     """
@@ -123,7 +123,7 @@ def _settle(
     *,
     strict: bool,
 ) -> tuple[Changes, list[str]]:
-    """Return the changes that hold, in training too where ``strict``, and the needed centrings."""
+    """Return the exact changes (in training too if ``strict``), and the centered outputs needed."""
     excluded: dict[str, str] = {}
     while True:
         changes = analysis.changes(excluded)
@@ -168,7 +168,7 @@ def _why(making: Mapping[str, float]) -> str:
 def _inexact(
     original: nn.Module, changes: Changes, arguments: Arguments
 ) -> dict[str, float | None]:
-    """Return the norms that are another function in training, or nothing."""
+    """Return the norms that differ in training, or nothing."""
     trial = copy.deepcopy(original)
     _apply(trial, changes, [])
     reading, _ = means_in_training(trial, arguments)
@@ -189,7 +189,7 @@ def _centre_outputs(model: nn.Module, names: list[str] | tuple[str, ...]) -> Non
 
 
 def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
-    """Carry changes out, in a model that they were made for."""
+    """Apply changes to the model that they were made for."""
     for writer in changes.writers:
         module = model.get_submodule(writer.module)
         parametrize.register_parametrization(
@@ -209,7 +209,7 @@ def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another, wherever that stands."""
+    """Replace a module by another in all its places."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is old:
@@ -217,20 +217,20 @@ def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def bake(model: M) -> M:
-    """Write the centred weights into the parameters, end their parametrization, return the model.
+    """Write the centered weights into the parameters, end their parametrization, return the model.
 
-    It computes the same and trains as a model with RMSNorms from then on.  Outputs that are centred
-    (of tied embeddings, of dropouts) stay so: their weights must keep their mean.
+    It computes the same and trains as a model with RMSNorms from then on. Outputs that are centered
+    (of tied embeddings, of dropouts) stay centered: their weights must keep their mean.
     """
     _remove(model, keep_centred=True)
     return model
 
 
 def unfold(model: M) -> M:
-    """Undo :func:`fold`: the norms of before, with what their parameters have become.
+    """Undo :func:`fold`: restore the original norms, with the current parameters.
 
-    The weights are the ones that were trained, W; of a baked model, V, with which the norms compute
-    the same.
+    The weights are the ones that were trained, W; for a baked model, V, with which the norms
+    compute the same.
     """
     _remove(model, keep_centred=False)
     for module in model.modules():
@@ -271,7 +271,7 @@ def _check_alone(module: nn.Module, made: Mapping[str, list[nn.Module]]) -> None
 
 
 def _reorder(module: nn.Module, order: tuple[str, ...]) -> None:
-    """Give parameters their order again, by which optimizers know them."""
+    """Restore the order of parameters, by which optimizers know them."""
     held = module._parameters
     names = [name for name in order if name in held]
     for name in (*names, *(name for name in held if name not in names)):

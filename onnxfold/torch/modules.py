@@ -1,4 +1,4 @@
-"""What a fold puts into a model: RMSNorm in the place of a norm, and centred outputs."""
+"""Modules that a fold puts into a model: RMSNorm instead of a norm, and centered outputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from onnxfold.torch.parametrization import centred
 
 @dataclass(frozen=True, slots=True)
 class HandwrittenNorm:
-    """A norm over the last axis that a model wrote by hand, as the graph of its export tells.
+    """A handwritten norm over the last axis, as found in the graph of the export.
 
     y = (x - mean) / D * gamma + beta with D by ``mode`` of ``factor`` times the variance and
-    ``eps``; ``names`` are those of its gamma and beta in the module, None for what it has not.
+    ``eps``; ``names`` are the names of its gamma and beta in the module, None if absent.
     """
 
     size: int
@@ -39,8 +39,8 @@ class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * weight + bias, with the parameters of the norm it replaces.
 
     For x of mean 0 over the normalized axes that is LayerNorm; with ``groups``, for x: [N, C] and
-    each of so many blocks of C, GroupNorm; of a norm written by hand it has the denominator and the
-    names of the parameters too.  ``original`` is the norm itself, which shares them.
+    each of so many blocks of C, GroupNorm; for a handwritten norm it keeps the denominator and the
+    names of the parameters. ``original`` is the norm itself, which shares them.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class RMSNorm(nn.Module):
         self.normalized_shape, self.eps, self.groups = shape, eps, groups
         self._names, self._written = names, written
         for name, parameter in original._parameters.items():
-            self.register_parameter(name, parameter)  # in their order
-        self.__dict__["original"] = original  # not a module of this one: its state is here
+            self.register_parameter(name, parameter)  # in order
+        self.__dict__["original"] = original  # not a module of this one, because its state is here
         self.train(original.training)
 
     @staticmethod
     def of(norm: nn.Module, written: HandwrittenNorm | None = None) -> "RMSNorm":
-        """Return what takes the place of a norm."""
+        """Return the replacement of a norm."""
         if written is not None:
             return RMSNorm(norm, (written.size,), written.eps, written.names, written=written)
         if isinstance(norm, nn.GroupNorm):
@@ -73,7 +73,7 @@ class RMSNorm(nn.Module):
         return RMSNorm(norm, tuple(norm.normalized_shape), norm.eps)
 
     def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
-        (x,) = (*given, *named.values())  # under whatever name the norm had for it
+        (x,) = (*given, *named.values())  # under the norm's own name for it
         weight, bias = (None if name is None else getattr(self, name) for name in self._names)
         if isinstance(self.original, nn.LayerNorm):
             y = functional.rms_norm(x, self.normalized_shape, weight, self.eps)
@@ -83,7 +83,7 @@ class RMSNorm(nn.Module):
         return y if bias is None else y + bias
 
     def _normalised(self, x: Tensor) -> Tensor:
-        """Return a group norm's or a hand-written norm's result before gamma."""
+        """Return a group norm's or a handwritten norm's result before gamma."""
         if self._written is not None:
             variance = self._written.factor * x.square().mean(-1, keepdim=True)
             return x / _DENOMINATORS[self._written.mode](variance, self.eps)
@@ -100,26 +100,26 @@ class RMSNorm(nn.Module):
 
 
 class CentredOutput:
-    """A forward hook that takes the mean over the last axis out of what a module gives."""
+    """A forward hook that subtracts the mean over the last axis from a module's output."""
 
     def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
         return centred(output, -1)
 
     @staticmethod
     def put(module: nn.Module) -> None:
-        """Centre the output of a module from now on."""
+        """Center the output of a module from now on."""
         module.register_forward_hook(CentredOutput())
 
     @staticmethod
     def remove(module: nn.Module) -> None:
-        """Leave the output of a module as it is again."""
+        """Stop centering the output of a module."""
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(hook, CentredOutput):
                 del module._forward_hooks[key]
 
     @staticmethod
     def within(model: nn.Module) -> dict[str, nn.Module]:
-        """Return the modules of a model whose output is centred."""
+        """Return the modules of a model whose output is centered."""
         return {
             name: module
             for name, module in model.named_modules()

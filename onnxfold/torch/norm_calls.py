@@ -1,8 +1,8 @@
-"""LayerNorms that a module's own forward computes by a call, such as functional.layer_norm.
+"""LayerNorms that a module computes by a call in its own forward, such as functional.layer_norm.
 
-There is no module to replace, so the module's forward runs under a mode of torch that answers
-these calls.  A mode holds for the modules within as well: those whose calls must stay have a mode
-of their own, and the innermost answers.
+Without a module to replace, the module's forward runs under a torch mode that answers these calls.
+A mode also applies to inner modules: those whose calls must stay have their own mode, and the
+innermost answers.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ Watch = Callable[[Tensor, int], None]
 class NormCalls:
     """The forward of a module, in which calls of LayerNorm are RMSNorms, or stay.
 
-    ``fold``: whether they are RMSNorms.  ``watch`` is given what each call reads, and over how many
-    axes.
+    ``fold``: whether they become RMSNorms. ``watch`` receives the
+    input of each call, and the number of its axes.
     """
 
     def __init__(self, module: nn.Module, *, fold: bool, watch: Watch | None = None):
@@ -33,7 +33,7 @@ class NormCalls:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The forward without this, whose signature is the one that exporters read."""
+        """The original forward, whose signature exporters read."""
         kind = type(self.module)
         return self._before or MethodType(kind.forward, self.module)
 
@@ -50,7 +50,7 @@ class NormCalls:
 
     @staticmethod
     def remove(module: nn.Module) -> None:
-        """Give a module its own forward again."""
+        """Restore the forward of a module."""
         calls = module.__dict__.get("forward")
         if isinstance(calls, NormCalls):
             del module.__dict__["forward"]
@@ -59,13 +59,13 @@ class NormCalls:
 
     @staticmethod
     def within(model: nn.Module) -> "dict[str, NormCalls]":
-        """Return what answers the calls of the modules of a model that have one, by their names."""
+        """Return the answerers of the calls in a model's modules, by module name."""
         forwards = ((name, m.__dict__.get("forward")) for name, m in model.named_modules())
         return {name: calls for name, calls in forwards if isinstance(calls, NormCalls)}
 
     @staticmethod
     def counted(model: nn.Module, run: Callable[[nn.Module], Any]) -> Mapping[str, int]:
-        """Run a model and return how often each module called a LayerNorm itself."""
+        """Run a model and return how often each module itself calls a LayerNorm."""
         counts: Counter[str] = Counter()
 
         def counting(name: str) -> Watch:
@@ -84,7 +84,7 @@ class NormCalls:
 
 
 class _Answers(TorchFunctionMode):
-    """Answers the calls that are made while the forward of a module runs."""
+    """Mode that answers the calls made while the forward of a module runs."""
 
     def __init__(self, calls: NormCalls):
         super().__init__()
@@ -104,7 +104,7 @@ class _Answers(TorchFunctionMode):
             self._calls.watch(*_read(*args, **named))
         if self._calls.fold:
             return _rms_norm(*args, **named)
-        with torch._C.DisableTorchFunction():  # for the modes of the modules around this one too
+        with torch._C.DisableTorchFunction():  # also for the modes of the enclosing modules
             return func(*args, **named)
 
 
@@ -114,7 +114,7 @@ def _read(
     *_: Any,
     **_named: Any,
 ) -> tuple[Tensor, int]:
-    """Return what a call of a LayerNorm reads, and over how many axes."""
+    """Return the input of a LayerNorm call, and the number of its axes."""
     return input, len(normalized_shape)
 
 

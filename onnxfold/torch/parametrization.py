@@ -1,8 +1,8 @@
-"""Column-based weight centring (CBWC): train W, compute with V = (I - 11'/m) W.
+"""Column-based weight centering (CBWC): train W, compute with V = (I - 11'/m) W.
 
 V is W without its mean over the output channels, so the layer's output has mean 0 over them, and a
-LayerNorm behind it is an RMSNorm.  Autograd projects the gradient by the same symmetric map, dL/dW
-= P dL/dV, so the outputs and the gradients are those of the layer with W and a LayerNorm.
+downstream LayerNorm is an RMSNorm. Autograd projects the gradient by the same symmetric map, dL/dW
+= P dL/dV, so the outputs and the gradients equal the ones with W and a LayerNorm.
 
 Source: "Enjoy your Layer Normalization with the computational efficiency of RMSNorm", section 3.2,
 Proposition 2, appendix C (grouped: C.3; weight decay acts on W: C.4).
@@ -26,20 +26,20 @@ _NARROW = (torch.float16, torch.bfloat16)
 def centred(W: Tensor, dim: int, groups: int = 1, dtype: torch.dtype | None = None) -> Tensor:
     """Return P W: W minus its mean along ``dim``, in each of ``groups`` equal blocks of that axis.
 
-    The mean is computed in ``dtype``, by default in the type of W and at least in float32; the
-    result has the type and shape of W and is rounded once.
+    The mean is computed in ``dtype``, by default the type of W and at least float32; the result has
+    the type and shape of W and is rounded once.
     """
     wide = dtype or (torch.float32 if W.dtype in _NARROW else W.dtype)
     axis = dim % W.dim() + 1
-    # The method unflatten is none that torch.compile takes below a mode (norm_calls.py).
+    # torch.compile does not support the method unflatten under a mode (norm_calls.py).
     blocks = W.to(wide).reshape(*W.shape[: axis - 1], groups, -1, *W.shape[axis:])
     return (blocks - blocks.mean(axis, keepdim=True)).flatten(axis - 1, axis).to(W.dtype)
 
 
 class CentredWeight(nn.Module):
-    """The parametrization W -> P W along ``dim``; what is assigned to the weight becomes W.
+    """The parametrization W -> P W along ``dim``; a value assigned to the weight becomes W.
 
-    ``order``: the names of the parameters of the layer as it was, for when that is undone.
+    ``order``: the original names of the layer's parameters, for undoing it.
     """
 
     def __init__(
@@ -70,21 +70,22 @@ def cbwc(
     *,
     dtype: torch.dtype | None = None,
 ) -> M:
-    """Centre a layer's weight and its bias over the output channels, and return the layer.
+    """Center a layer's weight and its bias over the output channels, and return the layer.
 
     The output of the layer then has mean 0 over its channels (in each of ``groups`` equal blocks of
-    them, for a norm over groups), and RMSNorm behind it computes what LayerNorm computed, with the
-    same gradients.  W itself stays the parameter that is trained, decayed, averaged and pruned, as
-    ``module.parametrizations.weight.original``; means are computed in ``dtype``, at least float32.
+    them, for a norm over groups), and a downstream RMSNorm computes what LayerNorm computed, with
+    the same gradients. W itself stays the parameter that is trained, decayed, averaged and pruned,
+    as ``module.parametrizations.weight.original``; means are computed in ``dtype``, at least
+    float32.
 
-    ``dim`` is the output axis of the tensor ``name``.  Left out, it is 0 for Linear, Bilinear and
+    ``dim`` is the output axis of the tensor ``name``. By default it is 0 for Linear, Bilinear and
     Conv, 1 for ConvTranspose and Embedding, 0 for ``weight_ih`` and ``weight_hh`` of recurrent
     cells (``groups`` counts their gates: 4 for LSTM, 3 for GRU) and ``in_proj_weight`` of
-    MultiheadAttention (3); MultiheadAttention itself is centred in its output projection.  The bias
-    that belongs to the tensor is centred too; in a layer of another kind, one as long as the axis.
+    MultiheadAttention (3); MultiheadAttention itself is centered in its output projection. The bias
+    of the tensor is centered too; in other kinds of layers, a bias as long as the axis.
 
-    Raises UsageError, and changes nothing, where the tensor is missing or centred already, the
-    blocks do not divide the axis, or the layer cannot compute P W.
+    Raises UsageError, and changes nothing, if the tensor is missing or already centered, the blocks
+    do not divide the axis, or the layer cannot compute P W.
     """
     if isinstance(module, nn.MultiheadAttention) and name == "weight":
         cbwc(module.out_proj, dim=dim, groups=groups, dtype=dtype)
@@ -156,7 +157,7 @@ def _output_axis(module: nn.Module, name: str) -> int | None:
 def _groups_of_weight(module: nn.Module, name: str, groups: int) -> int:
     """Return the blocks of the output axis of a convolution's weight for ``groups`` of its output.
 
-    Outputs of different groups of the convolution read different inputs, so that no weight holds
+    Outputs of different groups of the convolution read different inputs, so no weight determines
     the mean over several of them.
     """
     own = int(module.groups)
@@ -176,7 +177,7 @@ def _check_blocks(module: nn.Module, name: str, size: int, groups: int) -> None:
 
 
 def _check_gates(module: nn.Module, name: str, groups: int) -> None:
-    """Refuse a mean over tensors that only stand side by side."""
+    """Refuse a mean over tensors that are merely concatenated."""
     gates = 1
     if isinstance(module, nn.MultiheadAttention) and name == "in_proj_weight":
         gates = 3
@@ -190,7 +191,7 @@ def _check_gates(module: nn.Module, name: str, groups: int) -> None:
 
 
 def _bias(module: nn.Module, name: str, outputs: int) -> str | None:
-    """Return the name of the bias that belongs to a weight, where there is one."""
+    """Return the name of the bias of a weight, if it has one."""
     bias = name.replace("weight", "bias")
     if bias == name or bias not in dict(module.named_parameters(recurse=False)):
         return None

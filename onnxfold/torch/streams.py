@@ -1,4 +1,4 @@
-"""What the norms of a model read and write while it trains, in the terms of ``onnxfold measure``.
+"""Statistics of a model's norms while it trains, as ``onnxfold measure`` reports them.
 
 Hooks read and change nothing: with them training is, bit for bit, the same training.
 """
@@ -25,15 +25,16 @@ _KNOWN = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, RMSNorm)
 
 
 class StreamStatistics:
-    """Statistics of every vector that the norms of a model read and write while it is entered.
+    """Statistics of every vector that the norms of a model read and write inside its context.
 
-    A vector is what a norm normalises: the last axes of nn.LayerNorm and nn.RMSNorm, a group of
-    channels and all positions of nn.GroupNorm.  ``norms`` names further modules, which normalise
-    the last axis.  For each vector x come sum x, x.a, x.b and sum x^2 in float64, and of these the
-    angles (degrees) to the uniform vector and to the control vectors a and b of ``seed``, |x|, the
-    mean, and the error that a norm would make without subtracting it.
+    A vector is the set of elements that a norm normalizes: the last axes of nn.LayerNorm and
+    nn.RMSNorm, a group of channels and all positions of nn.GroupNorm. ``norms`` names further
+    modules, which normalize the last axis. For each vector x it computes sum x, x.a, x.b and sum
+    x^2 in float64, and from these the angles (degrees) to the uniform vector and to the control
+    vectors a and b of ``seed``, |x|, the mean, and the error that a norm would make without
+    subtracting it.
 
-    Raises UsageError where a name is no module, there is no norm, or a norm's vectors change size.
+    Raises UsageError if a name is not a module, norms are missing, or a norm's vectors change size.
 
     Source: "Geometric interpretation of layer normalization ...", arXiv 2409.12951, section 3.3.
     """
@@ -56,7 +57,7 @@ class StreamStatistics:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was measured."""
+        """Discard the measurements."""
         self._norms: dict[str, MeasuredNorm] = {}
         self._totals: dict[str, Totals] = {}
 
@@ -92,10 +93,10 @@ class StreamStatistics:
         return hook
 
     def merge_ranks(self, group: distributed.ProcessGroup | None = None) -> None:
-        """Give every rank of ``group`` the statistics of all, merged in the order of ranks.
+        """Give every rank of ``group`` the statistics of all ranks, merged in rank order.
 
-        Norms and their order must be the same in all; one that a rank has not called has nothing
-        there.  Raises UsageError outside a process group.
+        Norms and their order must be the same in all; a norm that a rank has not called is empty
+        there. Raises UsageError outside a process group.
         """
         if not distributed.is_initialized():
             raise UsageError("there is no process group: call torch.distributed.init_process_group")
@@ -111,7 +112,7 @@ class StreamStatistics:
                 self._totals[name] = totals if earlier is None else earlier.merged(totals)
 
     def report(self) -> dict[str, Any]:
-        """Return what ``onnxfold measure`` reports of a model (docs/geometry.md)."""
+        """Return a report on the model as ``onnxfold measure`` writes it (docs/geometry.md)."""
         entries = [
             entry
             for name in self._modules
@@ -134,10 +135,10 @@ class StreamStatistics:
 class AnglesCallback:
     """Measures a model at some steps of its training: ``with angles.step(n):`` forward, backward.
 
-    ``every``: at the steps that it divides, the others cost nothing.  ``reports`` are those of
-    :meth:`StreamStatistics.report`, each with its ``step``; in a process group they are of all
-    ranks, which must all come to the step.  ``folder``: where the first rank writes each as
-    ``step_00000100.json``, a file like that of ``onnxfold measure --report``.
+    ``every``: measure at multiples of it; other steps cost nothing. ``reports`` are results of
+    :meth:`StreamStatistics.report`, each with its ``step``; in a process group they cover all
+    ranks, which must all reach the step. ``folder``: the first rank writes each there as
+    ``step_00000100.json``, in the format of ``onnxfold measure --report``.
 
     Raises UsageError as :class:`StreamStatistics` does, and for ``every`` below 1.
     """
@@ -159,7 +160,7 @@ class AnglesCallback:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Measure what is computed within, if this step is one of those."""
+        """Measure what is computed within, if this step is measured."""
         if number % self._every:
             yield
             return
@@ -178,7 +179,7 @@ class AnglesCallback:
 
 
 def _rows(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the vectors that a norm normalises as rows."""
+    """Return the vectors that a norm normalizes as rows."""
     if isinstance(module, nn.GroupNorm):
         return x.reshape(x.shape[0] * module.num_groups, -1)
     if isinstance(module, RMSNorm):
@@ -196,7 +197,7 @@ def _last(x: Tensor, axes: int) -> Tensor:
 
 def _sums(rows: Tensor, directions: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return sum x, x.a, x.b and sum x^2 of each row, [rows, 4], in float64."""
-    wide = (rows.cpu() if rows.device.type == "mps" else rows).double()  # which has no float64
+    wide = (rows.cpu() if rows.device.type == "mps" else rows).double()  # it has no float64
     along = wide @ torch.from_numpy(directions).to(wide.device)
     sums = torch.cat([along, wide.square().sum(1, keepdim=True)], 1)
     found: npt.NDArray[np.float64] = sums.cpu().numpy()

@@ -1,8 +1,8 @@
 """Whether a folded model computes what the model did: outputs and gradients in float64.
 
 Two programs of a few thousand operations that agree in exact arithmetic differ in float64 by their
-rounding, some 1e-13 of their size; two that do not, with random parameters, by the size of what
-differs.  The square root of the unit, 1e-8, stands between.
+rounding, some 1e-13 of their size; two that do not agree, with random parameters, differ by the
+size of the fault. The bound is the square root of the unit, 1e-8.
 """
 
 import copy
@@ -27,9 +27,9 @@ _SMALLEST = 0.02
 
 
 def probe(model: nn.Module) -> nn.Module:
-    """Return a copy whose parameters differ from all that is special.
+    """Return a copy with perturbed parameters, without special values.
 
-    At initialisation gamma is 1 and biases are 0: what holds only then is not to be relied on.
+    At initialization gamma is 1 and biases are 0: equality that depends on this does not count.
     """
     made = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(_SEED)
@@ -56,14 +56,14 @@ def double(arguments: Arguments) -> Arguments:
 def _run(model: nn.Module, arguments: Arguments, *, training: bool) -> list[Tensor]:
     """Return the floating outputs of a run from the same seed every time.
 
-    Raises ModelError where the model cannot be run in float64.
+    Raises ModelError if the model cannot be run in float64.
     """
     model.train(training)
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         try:
             output = arguments.call(model)
-        except Exception as error:  # whatever a model's own code may raise
+        except Exception as error:  # anything that a model's own code may raise
             mode = "training" if training else "evaluation"
             text = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(
@@ -101,9 +101,9 @@ def check_equal(
     *,
     training: bool,
 ) -> None:
-    """Compare outputs and gradients; ``parameters`` are those of ``folded`` by their first names.
+    """Compare outputs and gradients; ``parameters`` are ``folded``'s by their original names.
 
-    Raises VerificationError where they differ.
+    Raises VerificationError if they differ.
     """
     before, after = (_run(each, arguments, training=training) for each in (model, folded))
     mode = "training" if training else "evaluation"
@@ -135,7 +135,7 @@ def _gradients(outputs: list[Tensor], parameters: list[nn.Parameter]) -> list[Te
 
 
 def dropouts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the dropout modules of a model that drop anything."""
+    """Return the dropout modules of a model with nonzero probability."""
     kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
     return {n: m for n, m in model.named_modules() if isinstance(m, kinds) and m.p > 0}
 
@@ -153,9 +153,9 @@ def _hooked(hooks: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
 
 def means_in_training(folded: nn.Module, arguments: Arguments) -> tuple[set[str], dict[str, float]]:
-    """Run in training mode; return the RMSNorms that read a mean, and the dropouts that make one.
+    """Run in training mode; return the RMSNorms that read a mean, and the dropouts that cause one.
 
-    A dropout is given with its probability.
+    Each dropout is returned with its probability.
     """
     norms = {n: m for n, m in folded.named_modules() if isinstance(m, RMSNorm)}
     called = {n: calls for n, calls in NormCalls.within(folded).items() if calls.fold}
@@ -192,7 +192,7 @@ def means_in_training(folded: nn.Module, arguments: Arguments) -> tuple[set[str]
 
 
 def _input(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """Return what a module of one input was called with."""
+    """Return the argument of a module with one input."""
     found: Tensor = next(iter((*args, *named.values())))
     return found
 
@@ -212,10 +212,10 @@ def _shift(_: nn.Module, _args: Any, _named: Any, output: Tensor) -> Tensor:
 def shift_invariant(
     model: nn.Module, names: Iterable[str], arguments: Arguments
 ) -> dict[str, bool]:
-    """Return of each module whether a number per row may be added to its output unseen.
+    """Return for each module whether a number per row may be added to its output without effect.
 
-    Then no output of the model changes, and what reads the module reads it up to its mean over the
-    last axis.
+    If so, no output of the model changes, and readers of the module ignore its mean over the last
+    axis.
     """
 
     def shifted(name: str) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The whole road: chains of tools, each result checked, the fastest right one kept.
+"""Chains of tools: each result is checked, and the fastest correct one is kept.
 
-`onnxfold tune` and :func:`onnxfold.tune`.
+See `onnxfold tune` and :func:`onnxfold.tune`.
 """

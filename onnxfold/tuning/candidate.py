@@ -1,4 +1,4 @@
-"""What became of a chain."""
+"""A chain and its outcome."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from onnxfold.tuning.options import TargetPrecision
 
 
 class Status(StrEnum):
-    """How far a candidate came."""
+    """The outcome of a candidate."""
 
     RIGHT = "right"
     WRONG = "wrong"
     FAILED = "failed"  # a step, or the session
-    SAME = "same"  # as another chain's file
+    SAME = "same"  # the same file as another chain's
     MISSING = "missing"  # a package
-    SKIPPED = "skipped"  # the budget was spent
+    SKIPPED = "skipped"  # the budget ran out
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A chain, the file that it made, and what the gate and the clock said.
+    """A chain, its file, and the results of the gate and the timing.
 
-    reason: why it is not right, or lost. errors: the worst error of any output by metric. excluded:
-    nodes that the reducing step left as they were. ratio: how many times as fast as the input, the
-    median over rounds, with the 10th and 90th percentile once it was in the final.
+    reason: why it is not correct, or not fast. errors: the worst error of any output by metric.
+    excluded: nodes that the reducing step left unchanged. ratio: the speed relative to the input,
+    the median over rounds, with the 10th and 90th percentile if it reached the final.
     """
 
     chain: Chain

@@ -1,8 +1,7 @@
-"""Chains of steps that are worth a try, the most promising first.
+"""Chains of steps to try, the most promising first.
 
-No chain is best everywhere: which one is depends on the exporter, the device and the precision
-(docs/tune.md has rows). What was fastest on measured models comes first, so that a budget that ends
-early has tried it.
+No chain is best everywhere: the exporter, the device and the precision decide (docs/tune.md has
+rows). The fastest chains on measured models come first, so that a short budget covers them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from onnxfold.options import Device
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.steps import STEPS
 
-Chain: TypeAlias = tuple[str, ...]  # names of steps; the empty one is the model as it came
+Chain: TypeAlias = tuple[str, ...]  # names of steps; the empty chain is the original model
 
 _SEPARATOR = re.compile(r"\s*(?:>|,|\+)\s*")
 _KERNELS = "fold-kernels"
@@ -99,8 +98,8 @@ _ALTERNATIVES = 4
 def chains(options: TuneOptions) -> tuple[Chain, ...]:
     """Return the chains to try, without repetition.
 
-    Those that the user named, or else those of every precision in turn, so that an early end has
-    seen all precisions. Raises UsageError for a chain with an unknown step.
+    These are the user's chains, or those for every precision in turn, so that an early end has seen
+    all precisions. Raises UsageError for a chain with an unknown step.
     """
     if options.chains:
         return tuple(map(parse, options.chains))
@@ -125,7 +124,7 @@ def spelled(chain: Sequence[str]) -> str:
 
 
 def precision_of(chain: Sequence[str]) -> TargetPrecision:
-    """Return the precision that a chain reduces a model to; FP32: none."""
+    """Return the precision to which a chain reduces a model, or FP32."""
     reduced = (STEPS[name].precision for name in chain)
     return next(
         (each for each in reduced if each is not TargetPrecision.FP32), TargetPrecision.FP32

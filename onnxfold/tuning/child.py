@@ -1,7 +1,7 @@
-"""The process that a job has to itself: `python -m onnxfold.tuning.child JOB.json`.
+"""The separate process of a job: `python -m onnxfold.tuning.child JOB.json`.
 
-It reads what to do from a file and writes what came of it into another; what crashes, hangs or
-takes too much memory here ends this process alone.
+It reads the job from a file and writes the result into another; a crash, a hang or excessive memory
+ends only this process.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _QUICK_S, _QUICK_ROUNDS = 1.5, 60
 
 
 def main(job_file: Path) -> int:
-    """Do one job and write its result beside it; the exit code is 1 where the job failed."""
+    """Do one job and write its result next to it; the exit code is 1 if the job failed."""
     job = json.loads(job_file.read_text(encoding="utf-8"))
     with naming_flags():  # the parent words what it shows
         try:
             if job["memory"] is not None:
                 _limit_memory(job["memory"])
             result = _JOBS[job["kind"]](job)
-        except BaseException as error:  # all that a library raises is the result of this job
+        except BaseException as error:  # everything that a library raises is the result of this job
             result = {"error": f"{type(error).__name__}: {one_line(_shown(error))}"}
     job_file.with_name("result.json").write_text(json.dumps(result), encoding="utf-8")
     return int("error" in result)
@@ -49,7 +49,7 @@ def _shown(error: BaseException) -> Exception:
 
 
 def _limit_memory(limit: int) -> None:
-    """Bound what this process may allocate, mapped files apart; no system but Linux counts so."""
+    """Limit the allocations of this process, without mapped files; only Linux supports this."""
     if sys.platform == "linux":
         import resource
 
@@ -58,9 +58,9 @@ def _limit_memory(limit: int) -> None:
 
 @contextmanager
 def _device() -> Iterator[None]:
-    """Have the machine's devices for a while: runs of several searches take turns.
+    """Reserve the machine's devices for a while, so that runs of several searches take turns.
 
-    They would disturb each other's times. Systems without file locks go on at once.
+    Otherwise they would disturb each other's times. Systems without file locks proceed at once.
     """
     try:
         import fcntl
@@ -94,7 +94,7 @@ def _loaded(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Entrant:
-    """A file that runs, with what it needs."""
+    """A runnable file with its requirements."""
 
     path: Path
     kernels: bool
@@ -103,7 +103,7 @@ class _Entrant:
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """Where entrants run: the device with its threads, and whether runs are CUDA graphs."""
+    """Where entrants run: the device with its threads, and whether to use CUDA graphs."""
 
     providers: tuple[str, ...]
     threads: int
@@ -114,7 +114,7 @@ class _Track:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The clock that other processes disturb least: processor time counts one thread."""
+        """The clock that other processes disturb least; processor time only counts one thread."""
         alone = self.threads == 1 and not self.on_cuda
         return time.process_time if alone else time.perf_counter
 
@@ -131,7 +131,7 @@ class _Track:
     def runner(
         self, entrant: _Entrant, feeds: Mapping[str, Any], outputs: Mapping[str, Any]
     ) -> Callable[[], object]:
-        """Return a call that runs the model once: on CUDA as a graph where the session takes one.
+        """Return a call that runs the model once, on CUDA as a graph if the session supports it.
 
         Inputs and outputs of a GPU stay there; ``outputs`` are arrays of their shapes.
         """
@@ -151,7 +151,7 @@ class _Track:
                 bound = Bound(session, inputs, memory_for("cuda", session, outputs))
                 for _ in range(3):  # to warm up, to capture, to replay
                     bound.run()
-            except refusals:  # nodes that no graph captures
+            except refusals:  # nodes that a graph cannot capture
                 if not graph:
                     raise
             else:
@@ -166,7 +166,7 @@ def _known(session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dimensions(path: Path, feeds: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of symbolic dimensions, without those that have several."""
+    """Return the sizes of symbolic dimensions, without those with several sizes."""
     from onnxfold import model_io
 
     sizes: dict[str, set[int]] = {}
@@ -192,7 +192,7 @@ def _entrant(document: Document) -> _Entrant:
 
 
 def _run(job: Document) -> Document:
-    """Run a model on every feed, keep the outputs, and time it beside the first entrant."""
+    """Run a model on every feed, keep the outputs, and time it against the first entrant."""
     from onnxfold.errors import OnnxfoldError
     from onnxfold.runtime.library import runtime_errors
 
@@ -208,7 +208,7 @@ def _run(job: Document) -> Document:
 
 
 def _interpreted(path: Path, feeds: Sequence[Mapping[str, Any]], job: Document) -> Document:
-    """Run a model whose kernels the device at hand lacks in the interpreter, in its own types."""
+    """Run a model in the interpreter, in its own types, if the device lacks its kernels."""
     from onnxfold import model_io
     from onnxfold.check.runners import native
 
@@ -259,7 +259,7 @@ def _race(job: Document) -> Document:
 
 
 def _blame(job: Document) -> Document:
-    """Return names of nodes of a file before a step, by what they add to the error after it."""
+    """Return nodes of a file before a step by their contribution to the error after it."""
     from onnxfold.check.blame import rank
 
     before, after = _two(job)
@@ -267,7 +267,7 @@ def _blame(job: Document) -> Document:
 
 
 def _broken(job: Document) -> Document:
-    """Return what is wrong by itself after a step, though the outputs are near enough."""
+    """Return what is wrong by itself after a step although the outputs are close enough."""
     from onnxfold.check.blame import broken
 
     before, after = _two(job)

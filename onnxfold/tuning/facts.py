@@ -1,7 +1,7 @@
-"""What ONNX Runtime's transformers optimizer asks of its user, guessed from the graph.
+"""Settings of ONNX Runtime's transformers optimizer, guessed from the graph.
 
-The optimizer looks for the patterns of one model type, with a number of heads and a hidden size. A
-wrong guess costs speed alone: what it writes is checked as everything else is.
+The optimizer searches for the patterns of one model type, with a number of heads and a hidden size.
+A wrong guess only costs speed: the result is checked like any other.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from onnxfold.shapes import infer
 from onnxfold.tuning.options import TuneOptions
 
 _COMPARISONS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
-# A causal mask that is stored is at least this long; the largest that is looked into.
+# A stored causal mask has at least the first length; masks beyond the second are not examined.
 _LEAST_MASK, _LARGEST_MASK = 4, 1 << 22
-# Batch, tokens, heads, size; with three in the middle for queries, keys and values in one.
+# Batch, tokens, heads, size; with a 3 in the middle for queries, keys and values in one.
 _SPLITS = frozenset({(0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 3, 1, 4), (0, 2, 3, 1, 4)})
 _ROLLS = 4  # Concats of two Slices of one value: the shifted windows of Swin
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model type of ONNX Runtime's optimizer, and the sizes of attention; 0: not known."""
+    """A model type of ONNX Runtime's optimizer, and the sizes of attention (0 if unknown)."""
 
     model_type: str
     num_heads: int = 0
     hidden_size: int = 0
 
     def override(self, options: TuneOptions) -> ModelFacts:
-        """Return the facts with what the user said in their place."""
+        """Return the facts with the user's settings instead, if given."""
         heads, size = options.num_heads, options.hidden_size
         return ModelFacts(
             options.model_type or self.model_type,
@@ -72,7 +72,7 @@ def _model_type(model: ir.Model, nodes: list[ir.Node]) -> str:
 
 
 def _embeds(node: ir.Node) -> bool:
-    """Whether a node takes rows of a stored table."""
+    """Whether a node reads rows of a stored table."""
     table, indices = node.inputs[:2] if node.op_type == "Gather" else (None, None)
     if table is None or indices is None or table.const_value is None:
         return False
@@ -91,7 +91,7 @@ def _is_causal(model: ir.Model, nodes: list[ir.Node]) -> bool:
 
 
 def _follows_range(node: ir.Node) -> bool:
-    """Whether both operands come from a Range through what only moves elements."""
+    """Whether both operands come from a Range through operators that only move elements."""
     return all(value is not None and _source(value) == "Range" for value in node.inputs)
 
 
@@ -120,7 +120,7 @@ def _is_triangular(value: ir.Value) -> bool:
 
 
 def _rolls(node: ir.Node) -> bool:
-    """Whether a node puts two parts of one value together in another order."""
+    """Whether a node concatenates two parts of one value in another order."""
     if node.op_type != "Concat" or len(node.inputs) != 2:
         return False
     parts = [value.producer() for value in node.inputs if value is not None]
@@ -131,7 +131,7 @@ def _rolls(node: ir.Node) -> bool:
 
 
 def _attention(nodes: list[ir.Node]) -> tuple[int, int]:
-    """Return heads and hidden size of what most Transposes take apart into heads."""
+    """Return heads and hidden size as most Transposes split into heads."""
     counts = Counter(sizes for node in nodes for sizes in _split(node))
     if not counts:
         return 0, 0
@@ -140,7 +140,7 @@ def _attention(nodes: list[ir.Node]) -> tuple[int, int]:
 
 
 def _split(node: ir.Node) -> Iterator[tuple[int, int]]:
-    """Yield heads and their size where a node takes channels apart, or all three of attention."""
+    """Yield heads and their size if a node splits channels, or all of attention, into heads."""
     if node.op_type != "Transpose" or node.inputs[0] is None:
         return
     order = tuple(node.attributes.get_ints("perm", ()))

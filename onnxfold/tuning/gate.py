@@ -1,9 +1,9 @@
-"""The gate: is what a candidate computes right, by the criterion of its precision.
+"""The gate: whether a candidate is correct, by the criterion of its precision.
 
-The truth is a float64 run of the input model. Without a change of precision a candidate passes as
-a fold does: it may err at most a small multiple of what the input model errs itself on the device.
-A reduced precision has an error budget (`onnxfold.check.budget`), on the user's data where there is
-some, otherwise on drawn inputs.
+The truth is a float64 run of the input model. At full precision a candidate passes as a fold does:
+it may err at most a small multiple of the input model's own error on the device. A reduced
+precision has an error budget (`onnxfold.check.budget`), on the user's data if given, otherwise on
+drawn inputs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from onnxfold.options import DEFAULT_NOISE_LIMIT
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 
 Run = Callable[[bool], list[Outputs]]  # with optimizations or without
-# Rows that leave no narrow type, and on which a norm divides by little more than epsilon.
+# Rows that overflow no narrow type, and on which a norm divides by little more than epsilon.
 _HARMLESS = frozenset({"constant", "zero"})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a candidate passes, why not, and its worst errors by name of the metric."""
+    """Whether a candidate passes, why not, and its worst errors by metric."""
 
     passed: bool
     reason: str | None
@@ -39,14 +39,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Judges outputs of candidates on the feeds of a truth."""
+    """Judge of candidates' outputs on the feeds of a truth."""
 
     source: ModelSource
     truth: Truth
     options: TuneOptions
 
     def budget(self, precision: TargetPrecision) -> Budget:
-        """Return the error budget of a precision, the user's where one was given."""
+        """Return the error budget of a precision, or the user's if given."""
         metric, limit = self.options.metric, self.options.max_error
         if limit is not None:
             return Budget({metric or Metric.RELATIVE: limit})
@@ -56,18 +56,19 @@ class Gate:
 
     @property
     def judged_on(self) -> slice:
-        """The feeds that a reduced precision is judged on: the user's, where there are some.
+        """The feeds on which a reduced precision is judged: the user's, if given.
 
-        Numbers that no user would give exceed the ranges that data has shown a quantizer.
+        Artificial numbers would exceed the ranges that a quantizer has seen in data.
         """
         drawn = self.truth.drawn
         given = self.options.data is not None
         return slice(drawn, None) if given else slice(drawn - len(self.truth.rows))
 
     def judge(self, run: Run, candidate: ModelSource, precision: TargetPrecision) -> Verdict:
-        """Return whether a candidate is right; `run` gives its outputs, one mapping for each feed.
+        """Return whether a candidate is correct.
 
-        The session has all optimizations, or none where that is asked for.
+        `run` returns its outputs, one mapping for each feed. The session has all optimizations, or
+        none if the run is asked for that.
         """
         try:
             check_interface(self.source, candidate)

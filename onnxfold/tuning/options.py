@@ -1,4 +1,4 @@
-"""What a user can ask of `tune`."""
+"""The options of `tune`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_BUDGET_S = 600.0
 
 
 class TargetPrecision(StrEnum):
-    """What weights and activations may become; the first keeps what the model has."""
+    """Precisions of weights and activations; the first keeps the model's own."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -36,8 +36,8 @@ class TargetPrecision(StrEnum):
 class TuneOptions:
     """The options of `onnxfold tune`; see the command's help.
 
-    timed: whether the device is at hand, so that candidates can be timed on it.
-    Raises UsageError for numbers that make no sense.
+    timed: whether the device is available, so that candidates can be timed on it. Raises UsageError
+    for invalid numbers.
     """
 
     device: Device = Device.CPU
@@ -81,18 +81,18 @@ class TuneOptions:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers of the device; the CPU's where it is not at hand."""
+        """The execution providers of the device, or the CPU's if it is not available."""
         cuda = ("CUDAExecutionProvider",) if self.device is Device.CUDA and self.timed else ()
         return (*cuda, "CPUExecutionProvider")
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory that a child process may take; None: no limit."""
+        """The memory limit of a child process, or None."""
         return bytes_of(self.memory)
 
 
 def precision_named(name: str) -> TargetPrecision:
-    """Return the precision of a name; raises UsageError where there is none."""
+    """Return the precision of a name; raises UsageError for an unknown one."""
     return member(TargetPrecision, name, f"precision '{name}'")
 
 
@@ -106,7 +106,7 @@ def tune_options(
     keep_candidates: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> TuneOptions:
-    """Return options with their names read; raises UsageError for one that makes no sense."""
+    """Return options with their names read; raises UsageError for an invalid one."""
     names = (precision,) if isinstance(precision, str) else tuple(precision)
     return TuneOptions(
         device=member(Device, device, f"device '{device}'"),

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own, with limits on seconds and memory."""
+"""Jobs in separate processes, with limits on seconds and memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _TAIL_BYTES = 4096
 
 
 class JobFailed(OnnxfoldError):  # noqa: N818
-    """A job did not do its work; the message is one line and says why."""
+    """A job failed; the message is one line that explains why."""
 
 
 class JobTookTooLong(JobFailed):
-    """A job did not end within its seconds."""
+    """A job did not end within its time limit."""
 
 
 @dataclass(slots=True)
 class Processes:
-    """Runs jobs, each by a command of its own in a folder of its own inside `folder`.
+    """Runs jobs, each as a separate command in a separate folder inside `folder`.
 
-    memory_bytes: what one may allocate; None where that is not bounded.
+    memory_bytes: the allocation limit of each, or None.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Processes:
     _numbers: Iterator[int] = field(default_factory=count)
 
     def run(self, kind: str, seconds: float, **job: Any) -> dict[str, Any]:
-        """Return the result of a job; raises JobFailed where it ends without one."""
+        """Return the result of a job; raises JobFailed if it ends without one."""
         place = self.folder / f"job{next(self._numbers)}"
         place.mkdir()
         try:

@@ -1,4 +1,4 @@
-"""Files of candidates under names of the user's."""
+"""Files of candidates under the user's names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from onnxfold.tuning.options import TuneOptions
 
 METADATA_KEY = "onnxfold.tune"
 _UNFIT = re.compile(r"[^A-Za-z0-9]+")
-# What of the report a file keeps.
+# The part of the report that a file keeps.
 _NOTED = ("onnxfold", "onnxruntime", "device", "threads", "winner", "commands")
 
 
 def publish(
     winner: Candidate, source: Path, output: Path, options: TuneOptions, report: Mapping[str, Any]
 ) -> Path:
-    """Write the winner with a note of the commands that make it; the input byte for byte.
+    """Write the winner with a note of the commands that produce it, or the input byte for byte.
 
-    Raises ModelError where it cannot be written, and where the input was changed meanwhile.
+    the input byte for byte. Raises ModelError if it cannot be written, and if the input was changed
+    meanwhile.
     """
     if winner.path is None:
         raise ModelError(f"{winner.name}: its file is gone")
@@ -41,7 +42,7 @@ def publish(
 
 
 def keep(candidates: Sequence[Candidate], folder: Path) -> None:
-    """Write the file of every candidate that has one into a folder, numbered as in the table."""
+    """Write the file of every candidate into a folder, numbered as in the table."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which candidates meet in the final, and which of them is kept."""
+"""Selection of the candidates for the final, and of the winner."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from onnxfold.graph.array_types import Float64
 from onnxfold.tuning.candidate import Candidate, Status
 
 _FINALISTS = 5
-# What a short measurement may mistake: nobody is left out who was this near to the fastest.
+# The error of a short measurement: candidates this close to the fastest reach the final.
 _NEAR = 0.9
 _Z95 = 1.96
 
 
 def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the input and the right candidates that were fastest in a short measurement.
+    """Return the input and the correct candidates that were fastest in a short measurement.
 
-    Those without kernels have a place of their own, since not everybody can register a library.
+    Candidates without kernels have reserved places, because not everybody can register a library.
     """
     timed = [c for c in candidates if c.chain and c.status is Status.RIGHT and c.ratio is not None]
     ranked = sorted(timed, key=lambda candidate: -(candidate.ratio or 0.0))
@@ -34,7 +34,7 @@ def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def note_times(entrants: Sequence[Candidate], seconds: Float64) -> None:
-    """Keep what the final says: [entrant, round] seconds, ratios to the first, round by round."""
+    """Record the final: [entrant, round] seconds, ratios to the first, round by round."""
     for entrant, row in zip(entrants, seconds, strict=True):
         low, ratio, high = np.percentile(seconds[0] / row, (10, 50, 90))
         entrant.milliseconds = float(1e3 * np.median(row))
@@ -42,10 +42,10 @@ def note_times(entrants: Sequence[Candidate], seconds: Float64) -> None:
 
 
 def winner(entrants: Sequence[Candidate], seconds: Float64) -> Candidate:
-    """Return the fastest entrant, or the simplest of those that cannot be told from it.
+    """Return the fastest entrant, or the simplest of those statistically equal to it.
 
-    An entrant cannot be told from the fastest where the 95 % confidence interval of the median of
-    their ratio, round by round, holds 1. Simple is what needs no library and has few steps.
+    An entrant is equal to the fastest if the 95 % confidence interval of the median of their ratio,
+    round by round, contains 1. Simple means without a library and with few steps.
     """
     medians = np.median(seconds[0] / seconds, axis=1)
     best = int(np.argmax(medians))

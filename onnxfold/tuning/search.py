@@ -1,4 +1,4 @@
-"""The search: every chain is built, judged and timed, then the fastest meet in a final."""
+"""The search: every chain is built, judged and timed, then the fastest compete in a final."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from onnxfold.tuning.steps import STEPS
 from onnxfold.tuning.trials import Trials
 from onnxfold.tuning.workshop import BudgetSpent, Made, Workshop, missing_packages
 
-# What of the budget the final takes, and at most so many seconds.
+# The final's share of the budget, and its maximum in seconds.
 _FINAL_SHARE, _FINAL_S = 0.2, 60.0
-# How many of the nodes to blame stay as they were when a candidate over its budget is built again.
+# How many of the nodes to blame stay unchanged when a candidate over its budget is rebuilt.
 _LEFT_ALONE = (2, 8, 24)
-# How long the nodes of a winner may be compared with those of the input, one by one.
+# The time limit for comparing the nodes of a winner with the input's, one by one.
 _LOOK_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a run is: candidates done of all, what is at hand, the best so far, time left."""
+    """Progress of a run: finished candidates of all, current work, best so far, time left."""
 
     done: int
     total: int
@@ -47,7 +47,7 @@ Listener = Callable[[SearchProgress], None]
 
 @dataclass(slots=True)
 class Search:
-    """The candidates so far, and what judges and times them; the first is the input."""
+    """The candidates so far, with their judge and timing; the first is the input."""
 
     options: TuneOptions
     facts: ModelFacts
@@ -62,7 +62,7 @@ class Search:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest right candidate so far, None before there is one beside the input."""
+        """The fastest correct candidate so far other than the input, or None."""
         right = [c for c in self.candidates if c.chain and c.status is Status.RIGHT]
         return max(right, key=lambda candidate: candidate.ratio or 0.0, default=None)
 
@@ -111,7 +111,7 @@ class Search:
         return not missing
 
     def _tried(self, candidate: Candidate, made: Future[Made] | None, stop: float) -> None:
-        """Judge a candidate and take its first time, both as far as it comes."""
+        """Judge a candidate and time it once, each as far as possible."""
         if made is None or time.monotonic() >= stop:
             candidate.reason = str(BudgetSpent())
             return
@@ -139,7 +139,7 @@ class Search:
             self._tried_without_blamed(candidate, made, stop)
 
     def _tried_without_blamed(self, candidate: Candidate, made: Made, stop: float) -> None:
-        """Build a candidate over its error budget again without the nodes that err most."""
+        """Rebuild a candidate over its error budget without the nodes that err most."""
         before = self.workshop.build(candidate.chain[:-1], stop)
         ranked = self.trials.ranked(before.path, made.path, stop - time.monotonic())
         for count in _LEFT_ALONE:
@@ -168,7 +168,7 @@ class Search:
         candidate.errors, candidate.reason = verdict.errors, verdict.reason
 
     def _final(self, seconds: float) -> None:
-        """Time the fastest in turns and keep the winner; fewer of them where that fails."""
+        """Time the fastest in turns and record the winner; with fewer of them if that fails."""
         entrants = ranking.finalists(self.candidates)
         while len(entrants) > 1:
             try:
@@ -181,10 +181,10 @@ class Search:
             return
 
     def chosen(self) -> Candidate | None:
-        """Return what is to be written, None where nothing of what was asked for is right.
+        """Return the candidate to write, or None if no requested one is correct.
 
-        The outputs of a model of reduced precision may be near enough though a node of it is wrong,
-        so each winner is looked into, and the next one takes the place of a broken one.
+        The outputs of a model of reduced precision may be close enough although one of its nodes is
+        wrong, so each winner is examined, and a broken one is replaced by the next.
         """
         while True:
             found = self._fastest()
@@ -200,9 +200,9 @@ class Search:
             found.status, found.reason = Status.WRONG, f"the outputs are right, but {fault}"
 
     def _fault(self, found: Candidate) -> str | None:
-        """Return what no precision explains after the step that reduces it; None: nothing.
+        """Return what no precision explains after the step that reduces it, or None.
 
-        Files before and after that step are compared: other steps may change values rightly.
+        Files before and after that step are compared: other steps may rightly change values.
         """
         steps = (STEPS[name].precision for name in found.chain)
         reduced = next(n for n, each in enumerate(steps) if each is not TargetPrecision.FP32)
@@ -214,10 +214,10 @@ class Search:
         return self.trials.fault(before.path, after.path, judged, allowed, _LOOK_S)
 
     def _fastest(self) -> Candidate | None:
-        """Return the right candidate that won the final, or that seems the fastest.
+        """Return the correct candidate that won the final, or that seems the fastest.
 
-        Where no final was run, as after an interruption, the first short measurement decides; where
-        the device is not at hand, the order of chains, reduced precisions first.
+        Without a final, as after an interruption, the first short measurement decides; without the
+        device, the order of chains decides, reduced precisions first.
         """
         right = [c for c in self.candidates[1:] if c.status is Status.RIGHT]
         if not right and not self._keeps_precision:
@@ -234,5 +234,5 @@ class Search:
 
     @property
     def _keeps_precision(self) -> bool:
-        """Whether the input itself is an answer."""
+        """Whether the input itself is a valid result."""
         return TargetPrecision.FP32 in self.options.precisions and not self.options.chains

@@ -1,7 +1,7 @@
-"""Steps of a chain: what one tool makes of one file.
+"""Steps of a chain: one tool applied to one file.
 
-A step runs in a process of its own (`onnxfold.tuning.child`); the libraries do the work. What they
-write is checked, so a step need not be right, only end.
+A step runs in a separate process (`onnxfold.tuning.child`); the tools' libraries do the work. The
+results are checked, so a step need not be correct, only finish.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onnxfold.options import Device, Target
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision
 
-# A protobuf of this many bytes cannot be written; weights then lie beside it.
+# A protobuf of this many bytes cannot be written; weights are then stored in a separate file.
 _EMBEDDED_BYTES = (1 << 31) - (1 << 26)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a step may ask: facts of the model, the device, nodes to leave, data to calibrate on."""
+    """Information for a step: model facts, the device, nodes to skip, calibration data."""
 
     facts: ModelFacts
     device: Device = Device.CPU
@@ -38,7 +38,10 @@ class Context:
 
 
 class ToolStep(ABC):
-    """One tool. name: in chains; needs: modules; precision: what it reduces the model to."""
+    """One tool.
+
+    name: in chains; needs: modules; precision: the precision to which it reduces the model.
+    """
 
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
@@ -47,7 +50,7 @@ class ToolStep(ABC):
 
     @abstractmethod
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        """Write what the tool makes of a file; raises whatever the tool raises."""
+        """Write the tool's result for a file; raises whatever the tool raises."""
 
     def missing(self) -> tuple[str, ...]:
         """Return the modules that are not installed."""
@@ -67,7 +70,7 @@ class Slim(ToolStep):
 
 
 class Unflatten(ToolStep):
-    """Products of flattened rows as products of the rows as they stand: what fusions look for."""
+    """Products of flattened rows as products of unflattened rows, which fusions expect."""
 
     name = "unflatten"
 
@@ -80,7 +83,7 @@ class Unflatten(ToolStep):
 
 
 class Untie(ToolStep):
-    """Weights that products read transposed, stored as they are read: what quantizers look for."""
+    """Weights that products read transposed, stored transposed, as quantizers expect."""
 
     name = "untie"
 
@@ -126,7 +129,7 @@ class RuntimeOptimizer(ToolStep):
         from onnxruntime.transformers import optimizer
 
         gpu = context.device is Device.CUDA
-        # Its own sessions before the fusions import torch, and place a model on the GPU.
+        # Its own sessions before the fusions would import torch, and use the GPU.
         without_sessions = gpu or find_spec("torch") is None
         facts = context.facts
         made = optimizer.optimize_model(
@@ -139,7 +142,7 @@ class RuntimeOptimizer(ToolStep):
 
 @dataclass(frozen=True)
 class FoldStep(ToolStep):
-    """onnxfold optimize, for one target; the check comes with the chain's end."""
+    """onnxfold optimize, for one target; the check comes at the chain's end."""
 
     target: Target
 
@@ -181,7 +184,7 @@ class Half(ToolStep):
 
 
 class DynamicInt8(ToolStep):
-    """quantize_dynamic: weights to int8, activations when the session runs."""
+    """quantize_dynamic: weights to int8, activations at run time."""
 
     name, needs, precision = "int8", ("onnxruntime",), TargetPrecision.INT8
     takes_exclusions = True
@@ -196,7 +199,7 @@ class DynamicInt8(ToolStep):
             per_channel=self.per_channel,
             nodes_to_exclude=list(context.exclude),
             use_external_data_format=_is_large(source),
-            # What optimizers write carries no types, which the quantizer asks for.
+            # Optimizers write no types, which the quantizer needs.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
 
@@ -209,7 +212,7 @@ class ChannelInt8(DynamicInt8):
 
 
 class StaticInt8(ToolStep):
-    """quantize_static on data: QuantizeLinear and DequantizeLinear around what runs in int8."""
+    """quantize_static on data: QuantizeLinear and DequantizeLinear around int8 operators."""
 
     name, needs, precision = "int8-static", ("onnxruntime",), TargetPrecision.INT8
     takes_exclusions = True
@@ -240,7 +243,7 @@ class StaticInt8(ToolStep):
 
 @dataclass(frozen=True)
 class Blocks(ToolStep):
-    """MatMulNBits: weights of products in blocks of few bits, activations as they are."""
+    """MatMulNBits: weights of products in blocks of few bits, activations unchanged."""
 
     bits: int
     block: int
@@ -300,7 +303,7 @@ def _write_proto(model: onnx.ModelProto, output: Path) -> None:
 
 
 def _write_sorted(model: onnx.ModelProto, output: Path) -> None:
-    """Write a model whose nodes need not be in order, as after the float16 converter."""
+    """Write a model whose nodes may be out of order, as after the float16 converter."""
     made = ir.from_proto(model)
     made.graph.sort()
     _write(made, output)

@@ -10,11 +10,11 @@ import numpy as np
 
 from onnxfold.graph.array_types import Array
 
-_MARK = "_"  # in front of names, of which some are keywords of numpy's function
+_MARK = "_"  # before names, some of which are keywords of numpy's function
 
 
 def store(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays; names may be anything."""
+    """Write arrays under arbitrary names."""
     marked: dict[str, Any] = {_MARK + name: array for name, array in arrays.items()}
     np.savez(path, **marked)
 

@@ -1,4 +1,4 @@
-"""Runs of candidates on the device, in processes of their own: what they compute, how fast."""
+"""Runs of candidates on the device, in separate processes: their outputs and speed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ROUNDS, _LEAST_ROUNDS = 150, 9
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a run gave: outputs for each feed, the session's operators, and a first time.
+    """The result of a run: outputs for each feed, the session's operators, and a first time.
 
-    ratio: how many times as fast as the input model, from a few rounds; None where it ran alone.
+    ratio: the speed relative to the input model, from a few rounds; None if it ran alone.
     """
 
     outputs: list[dict[str, Array]]
@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Runs files on stored feeds, the first of which is timed, with stored true outputs."""
+    """Runs files on stored feeds with stored true outputs; the first feed is timed."""
 
     processes: Processes
     options: TuneOptions
@@ -43,7 +43,7 @@ class Trials:
     truths: tuple[Path, ...]
 
     def run(self, path: Path, seconds: float, *, kernels: bool, optimize: bool = True) -> Trial:
-        """Run a file on every feed, and beside the input for its time; raises JobFailed."""
+        """Run a file on every feed, and time it against the input; raises JobFailed."""
         alone = path == self.source
         with TemporaryDirectory(dir=self.processes.folder) as folder:
             result = self.processes.run(
@@ -61,9 +61,9 @@ class Trials:
         )
 
     def ranked(self, before: Path, after: Path, seconds: float) -> list[str]:
-        """Return names of nodes of `before` by what they add to the error of `after`.
+        """Return names of nodes of `before` by their contribution to the error of `after`.
 
-        Empty where that cannot be found out, as in time.
+        Returns [] if that cannot be determined, for example in time.
         """
         try:
             result = self.processes.run(
@@ -81,7 +81,7 @@ class Trials:
     def fault(
         self, before: Path, after: Path, judged: slice, allowed: float, seconds: float
     ) -> str | None:
-        """Return what no precision explains in a file whose outputs are near enough; None: nothing.
+        """Return what no precision explains in a file whose outputs are close enough, or None.
 
         ``judged``: the feeds to compare on. ``allowed``: the relative error of its budget. Raises
         JobFailed.
@@ -99,7 +99,7 @@ class Trials:
         return fault
 
     def race(self, entrants: Sequence[Candidate], seconds: float) -> Float64:
-        """Return the seconds of entrants that take turns: [entrant, round]; raises JobFailed."""
+        """Return the seconds of entrants timed in turns: [entrant, round]; raises JobFailed."""
         result = self.processes.run(
             "race",
             3 * seconds + 60,

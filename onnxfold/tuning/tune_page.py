@@ -32,11 +32,11 @@ _HOW_TO_PLOT = (
 _COLUMNS = ("chain", "", "times as fast", "ms", "error", "MB", "session nodes", "why")
 _NUMBERS = _COLUMNS[2:6]
 _MARKS, _FEW_DECADES = 8, 2  # on the axis of speeds at most; with marks between the powers of 10
-_LEAST = 1e-3  # below it errors differ by luck
+_LEAST = 1e-3  # smaller errors differ by luck
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Return the page for the document of a run; whatever it names is escaped."""
+    """Return the page for the document of a run; all names are escaped."""
     shown = _ordered([row for row in report["candidates"] if row["status"] not in _SUMMED])
     rest = _ordered([row for row in report["candidates"] if row["status"] in _SUMMED])
     commands = "".join(f"<pre>{escape(line)}</pre>" for line in report["commands"])
@@ -120,7 +120,7 @@ def _cell(name: str, shown: str) -> str:
 
 
 def _rest(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What was not made, or is the file of another candidate: on demand, by reason."""
+    """List failed candidates and those with another's file, on demand, by reason."""
     parts = []
     for status, words in _SUMMED.items():
         named = [row for row in rows if row["status"] == status]
@@ -160,13 +160,13 @@ def _plots(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _judged_by(row: Mapping[str, Any]) -> str | None:
-    """Return the first metric of a candidate, None without a finite error by it."""
+    """Return the first metric of a candidate by which its error is finite, or None."""
     metric = next((name for name in _METRICS if name in row["errors"]), None)
     return metric if metric is None or math.isfinite(row["errors"][metric]) else None
 
 
 class _Scale:
-    """Where speeds and the exponents of errors are in the plot; your file's speed is 1."""
+    """The positions of speeds and error exponents in the plot; your file's speed is 1."""
 
     def __init__(self, speeds: Sequence[float], exponents: Sequence[float]) -> None:
         self.slowest, self.fastest = 0.95 * min(1.0, *speeds), 1.05 * max(1.0, *speeds)
@@ -206,7 +206,7 @@ def _axes(scale: _Scale) -> str:
 
 
 def _yours(scale: _Scale) -> str:
-    """A line at the speed of the input, which has no error."""
+    """Draw a line at the speed of the input, which has error 0."""
     x = scale.x(1.0)
     return (
         f'<line class="yours" x1="{x:.1f}" x2="{x:.1f}" y1="{_MARGIN}" y2="{_HEIGHT - _BOTTOM}"/>'
@@ -218,7 +218,7 @@ _Point = tuple[int, Mapping[str, Any], float]
 
 
 def _front(scale: _Scale, points: Sequence[_Point]) -> str:
-    """The right candidates than which none is both faster and more exact."""
+    """Draw the correct candidates that no other beats in both speed and accuracy."""
     best: list[str] = []
     least = math.inf
     right = [(-row["ratio"], error) for _, row, error in points if row["status"] == "right"]

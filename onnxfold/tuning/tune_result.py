@@ -1,4 +1,4 @@
-"""What a run found, as an object and as the document of its report."""
+"""The result of a run, as an object and as the document of its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class TuneResult:
-    """Every candidate, the one that was written (None: none), the report, and where it is."""
+    """Every candidate, the one that was written (or None), the report, and its location."""
 
     candidates: list[Candidate]
     winner: Candidate | None
@@ -53,7 +53,7 @@ def document(result: TuneResult, options: TuneOptions, source: Path) -> dict[str
 
 
 def commands(winner: Candidate, options: TuneOptions, facts: ModelFacts) -> list[str]:
-    """Return the commands that make the winner again."""
+    """Return the commands that produce the winner again."""
     if not winner.chain:
         return []
     words = ["onnxfold tune IN OUT", f'--chain "{spelled(winner.chain)}"']

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from onnxfold.report.fitted_tables import print_table
 
-# Statuses whose candidates have a line of their own, and what sums up the others.
+# Statuses whose candidates get a line each, and summaries of the others.
 _SUMMED = {
     "same": "make the same file as another",
     "skipped": "were cut off by the budget (--budget)",
@@ -28,7 +28,7 @@ _UNITS = {
 
 
 def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bool = False) -> None:
-    """Print right candidates, the fastest first, then those that are not right, with the reason."""
+    """Print correct candidates, the fastest first, then the others with the reason."""
     candidates: Sequence[Mapping[str, Any]] = report["candidates"]
     rows: list[tuple[str | Text, ...]] = []
     right = [row for row in candidates if row["status"] == "right"]
@@ -63,12 +63,12 @@ def shown_error(errors: Mapping[str, float]) -> str:
 
 
 def shown_number(value: float | None) -> str:
-    """Return milliseconds, or a dash where nothing was timed."""
+    """Return milliseconds, or a dash if nothing was timed."""
     return _NOT_RUN if value is None else f"{value:.3g}"
 
 
 def shown_ratio(row: Mapping[str, Any]) -> str:
-    """Return how many times as fast, with the spread where it was in the final."""
+    """Return the relative speed, with the spread if it reached the final."""
     if row["ratio"] is None:
         return _NOT_RUN
     if row["ratio_low"] is None:

@@ -1,4 +1,4 @@
-"""`tune`: candidates are built, judged, timed, and the fastest right one is written."""
+"""`tune`: candidates are built, judged, timed, and the fastest correct one is written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ from onnxfold.tuning.workshop import Workshop
 
 
 class TuneFailed(VerificationError):  # noqa: N818
-    """Nothing of the wanted precisions is right; nothing was written. `result` has the table."""
+    """No candidate of the requested precisions is correct; nothing was written.
+
+    `result` has the table.
+    """
 
     def __init__(self, message: str, result: TuneResult):
         super().__init__(message)
@@ -52,9 +55,9 @@ def tune(
 ) -> TuneResult:
     """Build candidates, compare each with the float64 run of the model, write the fastest.
 
-    Raises TuneFailed where nothing of the wanted precisions is right, UsageError for options that
-    make no sense, ModelError for a model that no session takes or an output that cannot be written.
-    An interruption ends the search, and the best right candidate so far is written; before there is
+    Raises TuneFailed if no candidate of the requested precisions is correct, UsageError for invalid
+    options, ModelError for a model that no session accepts or an output that cannot be written. An
+    interruption ends the search, and the best correct candidate so far is written; before there is
     one KeyboardInterrupt is raised.
     """
     source = Path(model)
@@ -92,7 +95,7 @@ def tuned(options: TuneOptions, model: Path, output: Path | None) -> dict[str, A
 
 
 def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener | None) -> Search:
-    """Read the model, run it in float64, and on the device as it is.
+    """Read the model, run it in float64, and unchanged on the device.
 
     Raises ModelError for a model that does not run there.
     """
@@ -100,7 +103,7 @@ def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener 
     source = ModelSource(model_io.load(path), path)
     facts = guess(source.model).override(options)
     memory = options.memory_bytes or available_bytes()
-    # What a driver reserves counts as allocated there.
+    # Memory reserved by a driver counts as allocated there.
     bounded = None if options.device is Device.CUDA or memory is None else memory // options.jobs
     processes = Processes(scratch, bounded)
     given = None if options.data is None else read_samples(options.data, source.model, path)
@@ -143,7 +146,7 @@ def _stored(samples: Sequence[Feeds], folder: Path, name: str) -> tuple[Path, ..
 
 
 def _why_none(candidates: Sequence[Candidate], options: TuneOptions) -> str:
-    """Say why nothing was written, with the nearest miss."""
+    """Explain why nothing was written, with the nearest miss."""
     wrong = [c for c in candidates if c.status in (Status.WRONG, Status.FAILED)]
     wanted = ", ".join(options.chains or options.precisions)
     nearest = f"; {wrong[0].name}: {wrong[0].reason}" if wrong else ""

@@ -1,11 +1,11 @@
-"""Products of flattened rows as products of the rows as they stand.
+"""Products of flattened rows, rewritten as products of unflattened rows.
 
 Before    x [B, T, K] -> Reshape [B*T, K] -> Gemm(., W, b) -> Reshape [B, T, N] -> y
 After     x [B, T, K] -> MatMul(., W) -> Add(., b) -> y
 
-PyTorch's addmm, in every Conv1D of GPT-2, exports as the former.  onnxscript's fusions take the
-Reshapes off and leave a Gemm of three axes, which no session loads; runtimes fuse attention, biases
-and residual additions around the latter.
+PyTorch's addmm, in every Conv1D of GPT-2, exports as the former. onnxscript's fusions remove the
+Reshapes and leave a Gemm of three axes, which no session loads; runtimes fuse attention, biases and
+residual additions around the latter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shapes = dict[str, ir.Shape | None]
 
 
 def unflatten(model: ir.Model) -> int:
-    """Rewrite every such Gemm in place, and return how many there were."""
+    """Rewrite every such Gemm in place, and return the count."""
     shapes: Shapes = {
         str(value.name): value.shape
         for node in infer(model.clone()).model.graph
@@ -58,7 +58,7 @@ def _rewritten(gemm: ir.Node, shapes: Shapes) -> bool:
 def _unflattened(
     flatten: ir.Node, restore: ir.Node, gemm: ir.Node, shapes: Shapes, nodes: list[ir.Node]
 ) -> ir.Value | None:
-    """Return the rows as they stand, by nodes that are added; None where that is not known."""
+    """Return the unflattened rows, computed by added nodes; None if their shape is unknown."""
     x, shape = flatten.inputs[0], restore.inputs[1]
     before, flat = (shapes.get(_name(v)) for v in (x, flatten.outputs[0]))
     product, after = (shapes.get(_name(v)) for v in (gemm.outputs[0], restore.outputs[0]))
@@ -77,7 +77,7 @@ def _unflattened(
 
 
 def _of_width(shape: ir.Value, width: int, nodes: list[ir.Node]) -> ir.Value | None:
-    """Return a shape, stored or put together, with another last size."""
+    """Return a shape, stored or concatenated, with another last size."""
     last = ir.tensor([width], dtype=ir.DataType.INT64)
     known, producer = ir.convenience.get_const_tensor(shape), shape.producer()
     if known is not None:

@@ -1,11 +1,11 @@
-"""Weights that products read transposed, stored as they are read.
+"""Weights that products read transposed, stored transposed.
 
 Before    table -> Gather,  table -> Transpose -> MatMul(x, .)
 After     table -> Gather,  table^T -> MatMul(x, .)
 
-So language models tie the table of tokens to their head.  Quantizers take stored weights alone and
-leave such a product as it is, which then takes most of the time of a small model; the file has the
-table twice, each in few bits.
+Language models tie the token table to their head this way. Quantizers handle only stored weights
+and skip such a product, which then dominates the time of a small model; the file has the table
+twice, each in few bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxfold.graph.edit import add_constant, redirect, sweep
 
 
 def untie(model: ir.Model) -> int:
-    """Store every such weight once more, in place, and return how many there were."""
+    """Store every such weight a second time, in place, and return the count."""
     nodes = [node for node in model.graph if node.op_type == "Transpose" and node.domain == ""]
     return sum(_stored(model.graph, node) for node in nodes)
 

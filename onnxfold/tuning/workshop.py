@@ -1,4 +1,4 @@
-"""Builds the files of chains; chains that begin alike share what they begin with."""
+"""Builds the files of chains; chains with equal beginnings share their files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _Key = tuple[Chain, tuple[str, ...]]
 
 
 class StepFailed(JobFailed):
-    """A step of a chain did not do its work; the message names it."""
+    """A step of a chain failed; the message names it."""
 
 
 class BudgetSpent(JobFailed):
-    """The seconds of the whole search ended before a step did."""
+    """The time budget of the whole search ended before a step did."""
 
     def __init__(self) -> None:
         super().__init__("the budget was spent")
@@ -37,7 +37,7 @@ class BudgetSpent(JobFailed):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A file, and a digest of what it computes: equal for files that differ in notes alone.
+    """A file, and a digest of its content: equal for files that differ only in notes.
 
     chain: the steps that changed something.
     """
@@ -49,7 +49,7 @@ class Made:
 
 @dataclass(slots=True)
 class Workshop:
-    """Builds files in a folder, each in a folder of its own, for chains over `source`."""
+    """Builds files, each in a separate folder inside a folder, for chains over `source`."""
 
     folder: Path
     source: Path
@@ -63,9 +63,9 @@ class Workshop:
     _numbers: Iterator[int] = field(default_factory=count)
 
     def build(self, chain: Chain, end: float, exclude: tuple[str, ...] = ()) -> Made:
-        """Return the file of a chain, made where it is missing.
+        """Return the file of a chain, built if it is missing.
 
-        exclude: nodes that the last step leaves as they are. Raises StepFailed.
+        exclude: nodes that the last step leaves unchanged. Raises StepFailed.
         """
         key = (chain, exclude)
         with self._lock:

@@ -1,1 +1,1 @@
-"""Algebraic families of operators: each follows fibers back and forth through its members."""
+"""Algebraic families of operators, which follow fibers through them in both directions."""

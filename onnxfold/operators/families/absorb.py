@@ -23,11 +23,11 @@ _NO_BIAS = "has no bias per channel of its result"
 class AbsorbingLayer:
     """A linear reader and its weight, in the coordinates of its operands.
 
-    ``weight``: the input that holds W; ``channels``: where g stands in W; ``outer``: the channels
-    of the output in W, over whose other axes W s is summed; ``output``: the same channels in the
-    output.  ``bias``: the input that takes W s, times ``factor``; None where the operator has none
-    and the output keeps the shift.  ``shift_refusal``: why a shift is not constant per channel of
-    the output.
+    ``weight``: the input for W; ``channels``: the place of g in W; ``outer``: the channels of the
+    output in W, over whose other axes W s is summed; ``output``: the same channels in the output.
+    ``bias``: the input that absorbs W s, times ``factor``; None if the operator has none and the
+    output keeps the shift. ``shift_refusal``: why a shift is not constant per channel of the
+    output.
     """
 
     weight: int
@@ -42,10 +42,10 @@ class AbsorbingLayer:
 def absorbing_layer(
     view: ModelInfo, node: ir.Node, index: int, channels: Channels
 ) -> AbsorbingLayer | Refusal:
-    """Return how a linear layer takes what multiplies and what is added to its input ``index``.
+    """Return how a linear layer absorbs the scale and shift of its input ``index``.
 
-    Law: a diagonal over indices of x that W has as well is a diagonal of W, and W s varies along
-    those indices of W alone that the output, or the bias, has.
+    Law: a diagonal over indices shared by x and W is a diagonal of W, and W s varies only along the
+    indices of W that the output, or the bias, has.
     """
     layer = row_of(node).layer
     if index > (1 if layer in _EITHER else 0):
@@ -58,7 +58,7 @@ def absorbing_layer(
     if labels is None and known.sizes and channels.axes == (1,):
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
     placed = channels.mapped(lambda digit: _fiber(known, digit, x, w))
-    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
+    # Axes in an ellipsis may be broadcast, and are then not axes of the weight.
     hidden = any(label.isdigit() for label in labels or ())
     if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
         sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
@@ -96,7 +96,7 @@ def _labels(axes: Axes) -> set[str]:
 
 
 def _outer(shape: Shape | None, known: IndexMap, w: Axes) -> Channels | None:
-    """Return the axes of W that the output or the bias has, None where a size is not known."""
+    """Return the axes of W that the output or the bias has, or None if a size is unknown."""
     kept = _labels((*known.output, *(known.bias or ())))
     sizes = {axis: (shape or ())[axis] for axis, names in enumerate(w) if kept & {*names}}
     whole = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
@@ -104,7 +104,7 @@ def _outer(shape: Shape | None, known: IndexMap, w: Axes) -> Channels | None:
 
 
 def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str | None:
-    """Say why W s is not one number for each channel of the output, of no layer of this map."""
+    """Explain why W s is not one number per output channel, for all layers of this map."""
     if layer is Layer.TRANSPOSED_CONVOLUTION:
         return "adds up fewer positions at its borders"
     if layer not in _PRODUCTS:
@@ -120,7 +120,7 @@ def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str
 
 
 def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
-    """Say why this node cannot take W s as its bias."""
+    """Explain why this node cannot absorb W s in its bias."""
     layer = row_of(node).layer
     if layer is Layer.GEMM and index == 1:
         return "would need a bias per row"
@@ -133,7 +133,7 @@ def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
 
 
 def _conv_pads(node: ir.Node, spatial: Shape, kernel: Shape) -> bool:
-    """Whether a convolution reads beyond its input; with SAME, where windows do not fill it."""
+    """Whether a convolution reads beyond its input; with SAME, if windows do not fill it."""
     auto = node.attributes.get_string("auto_pad", "NOTSET")
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         return auto != "VALID" and any(node.attributes.get_ints("pads", ()) or ())
@@ -148,7 +148,7 @@ def _conv_pads(node: ir.Node, spatial: Shape, kernel: Shape) -> bool:
 
 
 def _same_pads(size: Dim, reach: int, stride: int) -> bool:
-    """Whether the last window of SAME, which begins at a multiple of the stride, ends outside."""
+    """Whether the last window of SAME, which starts at a multiple of the stride, ends outside."""
     if not isinstance(size, int):
         return reach > 0
     return (-(-size // stride) - 1) * stride + reach >= size

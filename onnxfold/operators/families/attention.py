@@ -26,12 +26,12 @@ _VALUE, _PRESENT_VALUE = 2, 2  # an input, an output
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Y = A V per head: P along elements of one head is carried into V, in the same head."""
+    """Y = A V per head: P along elements of one head applies to V, in the same head."""
 
     heads: str  # the attribute with the number of heads of Y
-    value_heads: str  # and that of V
-    caches: tuple[int, int]  # inputs of the keys and of the values so far, [batch, heads, .., size]
-    inputs: int  # how many inputs are known; later ones quantise or share a cache
+    value_heads: str  # and of V
+    caches: tuple[int, int]  # inputs with the past keys and values, [batch, heads, .., size]
+    inputs: int  # number of known inputs; later ones quantize or share a cache
     biases: tuple[int, ...] = ()  # inputs that are added to V
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
@@ -72,10 +72,9 @@ class Attention:
         return _head_size(view, node.inputs[_VALUE], node.attributes.get_int(self.value_heads, 0))
 
     def cached_size(self, view: ModelInfo, node: ir.Node) -> int | None:
-        """Return the elements of a head in the caches; None where the queries do not tell.
+        """Return the elements of a head in the caches; None if the queries do not determine it.
 
-        Queries [batch, tokens, heads * size] hold keys and values behind them where no keys are
-        given.
+        Queries [batch, tokens, heads * size] include keys and values if no keys are given.
         """
         heads = node.attributes.get_int(self.heads, 0)
         if operand(node, 1) is None:
@@ -87,7 +86,7 @@ class Attention:
 
 
 def _head_size(view: ModelInfo, value: ir.Value | None, heads: int) -> int | None:
-    """Return the last size of a value, divided by its heads where they are in one axis."""
+    """Return the last size of a value, divided by its heads if they share that axis."""
     shape = view.shape(value)
     last = shape[-1] if shape else None
     if shape is None or not isinstance(last, int) or len(shape) < 3:

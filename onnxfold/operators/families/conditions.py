@@ -1,4 +1,4 @@
-"""What a node may do, by its attributes and constants, that the row of its operator excludes."""
+"""Conditions on attributes and constants of a node under which the row of its operator is wrong."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from onnxfold.operators.row import Condition
 
 
 def _averages_padding(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether an AveragePool may count what is not there; a last, partial window may."""
+    """Whether an AveragePool may include padding in its averages, as in a last, partial window."""
     auto = node.attributes.get_string("auto_pad", "NOTSET")
     pads = any(node.attributes.get_ints("pads", ()) or ()) or auto not in ("NOTSET", "VALID")
     partial = node.attributes.get_int("ceil_mode", 0) != 0

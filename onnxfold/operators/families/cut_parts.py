@@ -1,7 +1,7 @@
 """Parts of a value: the outputs of a Split, a Slice without steps, a Gather of one index.
 
-What is behind one part of a joined projection (q, k and v at once) belongs to the columns of that
-part in the weight before it, where no other reader sees the elements of the part.
+Operators after one part of a joint projection (q, k and v at once) concern only the columns of that
+part in the weight, if no other reader sees the elements of the part.
 """
 
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class AxisPart:
         return (*(slice(None),) * self.axis, slice(self.start, self.start + self.length))
 
     def meets(self, other: "AxisPart") -> bool:
-        """Whether some element is in both; always, where they are along different axes."""
+        """Whether some element is in both; always, for parts along different axes."""
         apart = self.start + self.length <= other.start or other.start + other.length <= self.start
         return self.axis != other.axis or not apart
 
 
 def cut_of(view: ModelInfo, value: ir.Value) -> AxisPart | None:
-    """Return which part of another value this is, None where it is none or cannot be told."""
+    """Return which part of another value this is, or None."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.inputs else None
     rank = view.rank(source)
@@ -68,7 +68,7 @@ def _of_split(
 
 
 def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value) -> AxisPart | None:
-    """Return the part that a Slice leaves, with step 1 and all of every other axis."""
+    """Return the part that a Slice with step 1 keeps, with every other axis whole."""
     cut = cut_axes(view, node)
     named = cut or sliced_axes(view, node)
     if cut is None or not named or len(cut) > 1:
@@ -80,12 +80,12 @@ def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value) -> AxisPart | No
 
 
 def element_readers(value: ir.Value) -> list[ir.Node]:
-    """Return the readers that look at elements, not at the shape alone, one for each reading."""
+    """Return the readers of elements, not of the shape alone, once for each reading."""
     return [use.node for use in value.uses() if facets.reads_elements(row_of(use.node))]
 
 
 def only_part(view: ModelInfo, value: ir.Value, cut: AxisPart) -> bool:
-    """Whether nothing else sees the elements of a part: all other readers are parts beside it."""
+    """Whether the elements of a part are read only in it: all other readers are disjoint parts."""
     node, readers = value.producer(), element_readers(cut.source)
     if node is None or cut.source.is_graph_output():
         return False

@@ -1,4 +1,4 @@
-"""Elementwise operators: sums, scalings by what is constant along the fiber, and masks."""
+"""Elementwise operators: sums, scalings by factors constant along the fiber, and masks."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -50,7 +50,7 @@ def _broadcast_forward(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber)
     offset = len(result) - len(operand)
     if fiber.blocks:
         return ((0, fiber.shifted(offset)),)
-    # A set of one element: any change of it is constant along every axis that broadcasting adds.
+    # A set of one element: any change is constant along every axis that broadcasting adds.
     added = [
         axis
         for axis, dim in enumerate(result)
@@ -73,7 +73,7 @@ class Additive:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A change of the floating type: commutes with P up to the rounding that the model has."""
+    """A change of the floating type: commutes with P up to the model's rounding."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = node.inputs[0], node.outputs[0]
@@ -96,7 +96,7 @@ def _target(node: ir.Node) -> ir.DataType | None:
 
 
 def between_floats(node: ir.Node) -> bool:
-    """Whether a Cast or CastLike goes from one floating type to another."""
+    """Whether a Cast or CastLike converts one floating type to another."""
     source, target = node.inputs[0], node.outputs[0]
     known = source is not None and source.dtype in FLOATS
     return known and (_target(node) in FLOATS or target.dtype in FLOATS)
@@ -123,9 +123,9 @@ def trains(view: ModelInfo, node: ir.Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Products with one factor s constant along the fiber: P(s * x) = s * P x (x / s alike).
+    """Products or quotients with a factor s constant along the fiber: P(s * x) = s * P x.
 
-    0 * x is 0 whatever x is: zeros of its shape, as graph networks add to.
+    0 * x is 0 whatever x is: zeros of its shape, to which graph networks add.
     """
 
     division: bool = False
@@ -163,7 +163,7 @@ class Scaled:
 
 
 def factors_behind(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Fiber | None:
-    """Return where the elements of an operand's fiber stand in a product, if none is spread."""
+    """Return the fiber of an operand in the product, if no element of it is broadcast."""
     result, operand = view.shape(node.outputs[0]), view.shape(node.inputs[index])
     if result is None or operand is None:
         return None
@@ -172,13 +172,13 @@ def factors_behind(view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> 
 
 
 def _shared_source(view: ModelInfo, node: ir.Node) -> ir.Value | None:
-    """Return what both operands are computed from element by element, as those of a GELU are."""
+    """Return the value from which both operands are computed elementwise, as in a GELU."""
     first, second = (_sources(view, operand) for operand in node.inputs)
     return next((value for value in first if value in second), None)
 
 
 def _sources(view: ModelInfo, value: ir.Value | None) -> dict[ir.Value, None]:
-    """Return a value and what it is computed from by a few operators that keep or spread shapes."""
+    """Return a value and the values a few operators upstream that keep or broadcast shapes."""
 
     def onward(computed: ir.Value) -> list[ir.Value]:
         maker = computed.producer()

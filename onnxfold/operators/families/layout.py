@@ -1,7 +1,7 @@
-"""Layout operators: they move, copy or drop elements; the fiber is followed, never guessed.
+"""Layout operators: they move, copy or drop elements; the fiber is followed exactly.
 
-All of them are linear and act alike on every element of a set, so P commutes with them as long as
-each set of the output's fiber is the image of one set of the input's.
+All are linear and treat every element of a set equally, so P commutes with them if each set of the
+output's fiber is the image of one set of the input's.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,9 +25,9 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """Keeps all sets within the axes that it hands on, under other names: P f(x) = f(P' x).
+    """Keeps all sets within the axes that it passes on, under other names: P f(x) = f(P' x).
 
-    ``sources``: of each such axis of the output that of the input; None where ranks are unknown.
+    ``sources``: the input axis of each such output axis, None if ranks are unknown.
     """
 
     sources: Callable[[ModelInfo, ir.Node], Mapping[int, int] | None]
@@ -65,7 +65,7 @@ def _permutation(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
     perm = node.attributes.get_ints("perm", None)
     if perm is None:
         return axes[::-1]
-    # Runtimes do not agree on one that leaves axes out.
+    # Runtimes do not agree on a permutation that omits axes.
     return tuple(perm) if tuple(sorted(perm)) == axes else None
 
 
@@ -90,7 +90,7 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """P expand(x) = expand(P' x), P' over those axes of the fiber that x has itself."""
+    """P expand(x) = expand(P' x), P' over the axes of the fiber that x has itself."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
@@ -107,7 +107,7 @@ class Expand:
 
 
 def sizes_changed(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-    """The axes whose size the node changes or may change; None when ranks are unknown."""
+    """Return the axes whose size the node changes or may change; None when ranks are unknown."""
     source, target = view.shape(node.inputs[0]), view.shape(node.outputs[0])
     if source is None or target is None or len(source) != len(target):
         return None
@@ -118,9 +118,9 @@ def sizes_changed(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class OffAxes:
-    """Works along ``touched`` axes alone, alike in all sets off them: P f(x) = f(P x).
+    """Works only along ``touched`` axes, equally for all sets off them: P f(x) = f(P x).
 
-    ``touched`` says why an operator is not followed, and is None where axes are unknown.
+    ``touched`` explains why an operator is not followed, and is None if axes are unknown.
     """
 
     touched: Callable[[ModelInfo, ir.Node], Iterable[int] | Refusal | None]
@@ -153,7 +153,7 @@ def repeated(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 def gathered(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
     """Gather picks rows along ``axis``: P gather(x, i) = gather(P' x, i) off the fiber.
 
-    With a constant table this is an embedding: each row of the table is centred.
+    With a constant table this is an embedding: each row of the table is centered.
     """
     rank, inserted = view.rank(node.inputs[0]), view.rank(node.inputs[1])
     if rank is None or inserted is None or view.rank(node.outputs[0]) is None:
@@ -165,7 +165,7 @@ def gathered(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
 
 
 def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
-    """GatherND picks slices by index tuples: axes of the data behind the indexed ones stay."""
+    """Map the axes of GatherND, which picks slices by index tuples: later axes of the data stay."""
     shape, rank = view.shape(node.inputs[1]), view.rank(node.outputs[0])
     if not shape or not isinstance(shape[-1], int) or rank is None:
         return None
@@ -175,9 +175,10 @@ def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | No
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """P scatter(x, i, u) = scatter(P x, i, P u) where whole sets are replaced, or added to others.
+    """P scatter(x, i, u) = scatter(P x, i, P u) if whole sets are replaced, or added to others.
 
-    Message passing adds up the edges of a node so: index_add, scatter_add of expanded indices.
+    Message passing adds up the edges of a node this way: index_add, scatter_add of expanded
+    indices.
     """
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
@@ -200,14 +201,14 @@ class Scatter:
 
     @staticmethod
     def is_linear(node: ir.Node) -> bool:
-        """Whether numbers are replaced or added up, and not multiplied or compared."""
+        """Whether numbers are replaced or added, and not multiplied or compared."""
         return node.attributes.get_string("reduction", "none") in ("none", "add")
 
 
 def _written(view: ModelInfo, node: ir.Node, fiber: Fiber | None) -> Mapping[int, int] | None:
-    """Return the axes of the updates by those of the data, where whole sets of a fiber are written.
+    """Map axes of the data to axes of the updates, if whole sets of a fiber are written.
 
-    Those of a fiber alone where indices say for every element where it goes; of any without one.
+    Only axes of a fiber are mapped if every element has an index; all axes otherwise.
     """
     rank, shape = view.rank(node.inputs[0]), view.shape(node.inputs[1])
     if rank is None or not shape:
@@ -227,7 +228,7 @@ def _written(view: ModelInfo, node: ir.Node, fiber: Fiber | None) -> Mapping[int
 
 
 def _alike_along(view: ModelInfo, node: ir.Node, axis: int) -> bool:
-    """Whether ScatterElements writes all of an axis, everywhere to the same place of the other."""
+    """Whether ScatterElements writes all of an axis, with equal indices along it."""
     data, indices = node.inputs[0], node.inputs[1]
     size, given = view.dim(data, axis), view.dim(indices, axis)
     if indices is None or not isinstance(size, int) or size != given:
@@ -278,7 +279,7 @@ class Filled:
 
 
 def filler(node: ir.Node) -> float | None:
-    """Return the number that ConstantOfShape fills a tensor with; None where it is no number."""
+    """Return the number with which ConstantOfShape fills a tensor; None for other types."""
     tensor = node.attributes.get_tensor("value")
     if tensor is not None and tensor.size != 1:
         return None
@@ -287,7 +288,7 @@ def filler(node: ir.Node) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Padding other axes with zeros (zeros have mean 0), or with what the tensor holds there."""
+    """Padding of other axes with zeros (zeros have mean 0), or with numbers of the tensor there."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         touched = self._padded(view, node)
@@ -306,12 +307,12 @@ class Pad:
 
     @staticmethod
     def is_constant(node: ir.Node) -> bool:
-        """Whether it pads with one number; else with what the tensor holds."""
+        """Whether it pads with one number, and not with numbers of the tensor."""
         return (node.attributes.get_string("mode", "constant") or "constant") == "constant"
 
     @staticmethod
     def fill(view: ModelInfo, node: ir.Node) -> float | None:
-        """Return the number it pads with, None where that is not known."""
+        """Return the padding number, or None if unknown."""
         if view.opset < 11:
             return node.attributes.get_float("value", 0.0)
         fill = node.inputs[2] if len(node.inputs) > 2 else None
@@ -323,7 +324,7 @@ class Pad:
         if pads is None:
             pads = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
         if rank is None or pads is None:
-            return None  # equal sizes would not do: padding one end and cropping the other moves
+            return None  # padding one end and cropping the other keeps sizes
         given = node.inputs[3] if len(node.inputs) > 3 else None
         axes = tuple(range(rank)) if given is None else view.integers(given)
         if axes is None:

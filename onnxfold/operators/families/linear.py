@@ -1,13 +1,13 @@
-"""Linear layers: products with a weight.  Centring the weight centres the output, for free.
+"""Linear layers: products with a weight.
 
-MatMul, Gemm, Conv, ConvTranspose and Einsum are linear in each factor alone.  Where one factor
-holds all indices of a fiber of the output and no other factor varies along them,
+Centering the weight centers the output, for free. MatMul, Gemm, Conv, ConvTranspose and Einsum are
+linear in each factor alone. If one factor has all indices of a fiber of the output and no other
+factor varies along them,
 
     P (A B + c) = A (P B) + P' c
 
-and P is carried into that factor, be it a weight (a writer) or an activation (attention times
-values, token mixing); the other factors are read exactly.  Their indexing maps (maps.py) tell which
-it is.
+and P applies to that factor, a weight (a writer) or an activation (attention times values, token
+mixing); the other factors are read exactly. Their indexing maps (maps.py) determine this factor.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class WeightedSum:
 
 
 def _into_bias(known: IndexMap, fiber: Fiber) -> tuple[tuple[int, Fiber], ...]:
-    """Return the fiber of a bias: of the indices that it has."""
+    """Return the fiber of a bias over the indices that it has."""
     if known.bias is None:
         return ()
     images = (known.image((block,), known.output, known.bias) for block in fiber.blocks)
@@ -72,7 +72,7 @@ def _into_bias(known: IndexMap, fiber: Fiber) -> tuple[tuple[int, Fiber], ...]:
 
 
 def without_map(node: ir.Node) -> Refusal:
-    """Return why a linear layer has no map."""
+    """Return why a linear layer lacks a map."""
     if row_of(node).family is Family.EINSUM:
         return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
     if any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")):

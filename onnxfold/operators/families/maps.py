@@ -1,12 +1,12 @@
-"""Indexing maps of linear layers: one label for each index that runs over an axis, as in Einsum.
+"""Indexing maps of linear layers: one label for each index of an axis, as in Einsum.
 
     MatMul   [b0 m k] [b0 k n] -> [b0 m n]        Gemm   [m k] [k n] [n] -> [m n]
     Conv     [n gc x2] [gm c w2] [gm] -> [n gm o2], with an axis that has two digits, g and m
 
-A label that the output lacks is summed over.  What follows from a map alone: in which operand the
-indices of an output are, where those of an operand are in another operand or in the output, and
-what does not vary along them.  An axis of one element that broadcasts has no label.  A size that
-may be 1 or more has a label of its own, which matches nothing.
+A label that is not in the output is summed over. The map alone determines which operand has the
+indices of an output, where indices of an operand are in another operand or in the output, and what
+does not vary along them. A broadcast axis of one element has no label. A broadcast axis of one
+element is not labeled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Axes = tuple[Axis, ...]
 class IndexMap:
     """Labels of the axes of every factor, of the bias (None: without one), and of the output.
 
-    ``sizes``: of the labels that share an axis.
+    ``sizes``: of the labels of a split axis.
     """
 
     factors: tuple[Axes, ...]
@@ -44,14 +44,14 @@ class IndexMap:
         return self.factors[index] if index < len(self.factors) else self.bias or ()
 
     def labels(self, blocks: Iterable[AxisBlock], axes: Axes) -> frozenset[str] | None:
-        """Return the labels that blocks run over, None where one has no digit of its own."""
+        """Return the labels of blocks, or None if a block is not made of whole digits."""
         digits = [self._digits(block, axes) for block in blocks]
         if None in digits:
             return None
         return frozenset(label for each in digits if each for label, _ in each)
 
     def image(self, blocks: Iterable[AxisBlock], old: Axes, new: Axes) -> list[AxisBlock] | None:
-        """Return where the indices of blocks are in another operand, None where it lacks one."""
+        """Return the positions of blocks in another operand, or None if it lacks one."""
         placed: list[AxisBlock] = []
         for block in blocks:
             digits = self._digits(block, old)
@@ -65,7 +65,7 @@ class IndexMap:
         return placed
 
     def _digits(self, block: AxisBlock, axes: Axes) -> list[tuple[str, AxisBlock]] | None:
-        """Return the labels of a block, each with the part of its index that the block is."""
+        """Return the labels of a block, each with the part of its index in the block."""
         labels = axes[block.axis] if block.axis < len(axes) else ()
         if len(labels) == 1:
             return [(labels[0], block)]
@@ -90,7 +90,7 @@ class IndexMap:
 
 
 def varies(axes: Axes, labels: frozenset[str]) -> bool:
-    """Whether an operand varies along one of some labels, or may do so."""
+    """Whether an operand may vary along one of some labels."""
     return any(label in labels or label.removesuffix("?") in labels for label in chain(*axes))
 
 
@@ -100,7 +100,7 @@ def may_broadcast(axes: Axes, labels: frozenset[str]) -> bool:
 
 
 def map_of(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """Return the map of a linear layer, None where ranks, sizes or an equation are not known."""
+    """Return the map of a linear layer, or None if ranks, sizes or an equation are unknown."""
     row = row_of(node)
     rule = _MAPS.get(row.family) or _MAPS.get(row.layer)
     return None if rule is None else rule(view, node)
@@ -113,7 +113,7 @@ def _shapes(view: ModelInfo, node: ir.Node, count: int) -> list[Shape] | None:
 
 
 def _aligned(shape: Sequence[Dim], result: Sequence[Dim], names: Sequence[str]) -> Axes:
-    """Return the labels of an operand that broadcasts to a result of these labels."""
+    """Return the labels of an operand that broadcasts to a result with these labels."""
     offset = len(result) - len(shape)
     return tuple(
         _broadcast(dim, result[offset + axis], names[offset + axis])
@@ -128,7 +128,7 @@ def _broadcast(dim: Dim, result: Dim, name: str) -> Axis:
 
 
 def _matmul(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """A B, of matrices in batches or of a vector; FusedMatMul transposes either."""
+    """Return the map of A B, with batched matrices or a vector; FusedMatMul transposes either."""
     shapes = _shapes(view, node, 2)
     turned = [node.attributes.get_int(name, 0) != 0 for name in ("transA", "transB")]
     batches = any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB"))
@@ -150,7 +150,7 @@ def _matmul(view: ModelInfo, node: ir.Node) -> IndexMap | None:
 
 
 def _broadcast_shape(a: Shape, b: Shape) -> Shape:
-    """Return the shape that two broadcast to, with None for sizes that are not known to agree."""
+    """Return the broadcast shape of two, with None for sizes that may disagree."""
     rank = max(len(a), len(b))
     padded = ((1,) * (rank - len(shape)) + shape for shape in (a, b))
     return tuple(_broadcast_size({x, y} - {1}) for x, y in zip(*padded, strict=True))
@@ -162,7 +162,7 @@ def _broadcast_size(sizes: set[Dim]) -> Dim:
 
 
 def _gemm(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """A' B' + C, C broadcast."""
+    """Return the map of A' B' + C, with C broadcast."""
     step = [-1 if node.attributes.get_int(name, 0) else 1 for name in ("transA", "transB")]
     factors = (
         (("m",), ("k",))[:: step[0]],
@@ -177,7 +177,7 @@ def _gemm(view: ModelInfo, node: ir.Node) -> IndexMap | None:
 
 
 def _convolution(view: ModelInfo, node: ir.Node, *, turned: bool = False) -> IndexMap | None:
-    """Conv, W [out, in / groups, ..]; ConvTranspose, W [in, out / groups, ..] (``turned``)."""
+    """Return the map of Conv, W [out, in / groups, ..], or ConvTranspose (``turned``)."""
     w = view.shape(node.inputs[1]) if len(node.inputs) > 1 else None
     groups = node.attributes.get_int("group", 1)
     if w is None or len(w) < 2:
@@ -200,7 +200,7 @@ def _convolution(view: ModelInfo, node: ir.Node, *, turned: bool = False) -> Ind
 
 
 def _einsum(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """An explicit equation, in which a factor has each label once."""
+    """Return the map of an explicit equation in which each factor has each label once."""
     terms = einsum_labels(node, [view.rank(factor) for factor in node.inputs])
     if terms is None or any(len(set(factor)) < len(factor) for factor in terms[0]):
         return None
@@ -211,7 +211,10 @@ def _einsum(view: ModelInfo, node: ir.Node) -> IndexMap | None:
 
 
 def _attention(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """Attention of com.microsoft: x W + b, of which heads are made: no index of W stays."""
+    """Return the map of com.microsoft's Attention: x W + b is split into heads.
+
+    W keeps no index.
+    """
     del view, node
     return IndexMap(
         ((("b",), ("t",), ("k",)), (("k",), ("n",))), (("b",), ("t",), ("v",)), (("n",),)

@@ -1,6 +1,6 @@
 """Parts of a tensor, by Split and Slice: off the fiber they keep all sets, along it whole sets.
 
-Gates of a recurrent layer are such parts of one product, each with a norm of its own.
+Gates of a recurrent layer are such parts of one product, each with a separate norm.
 """
 
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ from onnxfold.operators.families.transfer import (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """P split(x)_i = split(P' x)_i: off the fiber P' is P, else the sets of all parts.
+    """P split(x)_i = split(P' x)_i: off the fiber P' is P, otherwise the sets of all parts.
 
-    Parts of equal size along the fiber are its runs: gates that each have a norm of their own.
+    Parts of equal size along the fiber are its runs: such as gates that each have a separate norm.
     """
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
@@ -55,7 +55,7 @@ class Split:
 
 
 def _equal_parts(view: ModelInfo, node: ir.Node, axis: int) -> int | None:
-    """Return into how many parts an axis of known size is split, all equal; None otherwise."""
+    """Return into how many equal parts an axis of known size is split; None otherwise."""
     whole = view.dim(node.inputs[0], axis)
     sizes = {view.dim(part, axis) for part in node.outputs}
     number = len(node.outputs)
@@ -66,7 +66,7 @@ def _equal_parts(view: ModelInfo, node: ir.Node, axis: int) -> int | None:
 
 
 def _repeated(fiber: Fiber, axis: int, parts: int) -> Fiber:
-    """Return the fiber of the whole of which each of the parts has this one."""
+    """Return the fiber of the whole whose parts each have this one."""
     return Fiber.of(
         replace(block, outer=None if block.outer is None else block.outer * parts)
         if block.axis == axis
@@ -76,7 +76,7 @@ def _repeated(fiber: Fiber, axis: int, parts: int) -> Fiber:
 
 
 def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
-    """Return the fiber of each part; None where a set lies in several."""
+    """Return the fiber of each part; None if a set is in several."""
     blocks = []
     for block in fiber.blocks:
         if block.axis != axis:
@@ -90,9 +90,9 @@ def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Slice along other axes picks whole sets; along the fiber it must begin and end between sets.
+    """Slice along other axes picks whole sets; along the fiber it must start and end between sets.
 
-    P slice(x) = slice(P' x), P' over the sets of all of x, of which the slice has some.
+    P slice(x) = slice(P' x), P' over the sets of all of x, of which the slice keeps some.
     """
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
@@ -117,7 +117,10 @@ def _all_known(blocks: list[AxisBlock | None]) -> Fiber | None:
 
 
 def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
-    """Return the axes of the fiber that may get shorter; another is whole, maybe reversed."""
+    """Return the axes of the fiber that may become shorter.
+
+    The others stay whole, possibly reversed.
+    """
     touched, axes = sizes_changed(view, node), sliced_axes(view, node)
     if touched is None or axes is None:
         return None
@@ -125,7 +128,7 @@ def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
 
 
 def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
-    """Return the block of the data of which the slice has this one; None where sets are cut."""
+    """Return the block of the data for a block of the slice; None if sets are cut."""
     whole, part = view.dim(node.inputs[0], block.axis), part_along(view, node, block.axis)
     period = block.inner * block.size
     if part is None or not isinstance(whole, int) or any(end % period for end in (*part, whole)):
@@ -134,7 +137,7 @@ def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | N
 
 
 def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
-    """Return the block of the slice; None where sets are cut."""
+    """Return the block of the slice; None if sets are cut."""
     part, period = part_along(view, node, block.axis), block.inner * block.size
     if part is None or any(end % period for end in part):
         return None
@@ -142,7 +145,7 @@ def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | No
 
 
 def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | None:
-    """Return where a Slice with step 1 begins and ends on an axis; None where that is unknown."""
+    """Return where a Slice with step 1 starts and ends on an axis, or None if unknown."""
     whole, size = view.dim(node.inputs[0], axis), view.dim(node.outputs[0], axis)
     axes = sliced_axes(view, node)
     if len(node.inputs) > 1:
@@ -159,7 +162,7 @@ def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | N
 
 
 def cut_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-    """Return the axes on which a Slice may drop or turn elements around; None where unknown."""
+    """Return the axes on which a Slice may drop or reverse elements, or None if unknown."""
     touched, axes = sizes_changed(view, node), sliced_axes(view, node)
     if touched is None or axes is None:
         return None
@@ -167,7 +170,7 @@ def cut_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 
 def sliced_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-    """Return the axes that a Slice names, of which it may leave all; None where unknown."""
+    """Return the axes that a Slice names, including those kept whole, or None if unknown."""
     rank = view.rank(node.inputs[0])
     axes = view.axes(node, 3)
     if rank is None or axes is None:
@@ -182,7 +185,7 @@ def sliced_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 
 
 def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
-    """Whether a Slice may turn the order on the digit's axis around."""
+    """Whether a Slice may reverse the order on the digit's axis."""
     axes = sliced_axes(view, node)
     return axes is None or not all(
         _in_order(view, node, axis) for axis in set(axes) & set(digit.axes)
@@ -190,7 +193,7 @@ def may_reverse(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
 
 
 def _in_order(view: ModelInfo, node: ir.Node, axis: int) -> bool:
-    """Whether a Slice goes along an axis that it names with step 1."""
+    """Whether a Slice keeps the order on an axis, with step 1."""
     operand = node.inputs[4] if len(node.inputs) > 4 else None
     if operand is None:
         return True

@@ -1,14 +1,14 @@
-"""What a reader does with a diagonal and a shift: y = g * x + s along channels of x.
+"""The response of a reader to a diagonal and a shift: y = g * x + s along channels of x.
 
 A reader of y, given x instead of y, either
 
 * passes: f(g * x + s, ..) = g * f(x, ..) + s along channels of its output (a carrier);
 * absorbs: it is linear in y with a constant weight, W (g * x + s) = (W diag(g)) x + W s;
-* does not look at the elements; or
-* is refused: it must see y.
+* reads only the shape; or
+* is refused: it needs y itself.
 
-Carriers are the linear operators of the table that a fiber is followed through (a P that commutes
-digit by digit is a diagonal that commutes), where the order within a digit stays.
+Carriers are the linear operators through which a fiber is followed (a P that commutes digit by
+digit is a diagonal that commutes), if the order within a digit stays.
 
 Source: FlashNorm (Graef et al., 2024), section 1: W* = diag(g) W, c* = c + s W.
 """
@@ -32,7 +32,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The outputs that carry the diagonal, and why a shift cannot pass as well (None: it can).
+    """The outputs that carry the diagonal, and why a shift cannot pass as well (None if it can).
 
     ``jointly`` are all inputs that must carry the same diagonal and shift.
     """
@@ -44,14 +44,14 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class ReadsShape:
-    """The reader looks at the shape alone."""
+    """The reader uses only the shape."""
 
 
 Reaction = Passes | AbsorbingLayer | ReadsShape | Refusal
 
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
-    """Return what ``node`` does when its input ``index`` is x instead of g * x + s."""
+    """Return the response of ``node`` when its input ``index`` is x instead of g * x + s."""
     row = row_of(node)
     if row.layer is not None:
         return absorbing_layer(view, node, index, channels)
@@ -68,10 +68,10 @@ def _must_see(node: ir.Node) -> Refusal:
 
 
 def adds_bias(node: ir.Node, index: int) -> bool:
-    """Whether ``node`` adds its one other input to input ``index``, before whatever else it does.
+    """Whether ``node`` first adds its only other input to input ``index``.
 
-    A linear layer in front may leave its bias there: a sum, or the activations of com.microsoft
-    that add a bias first.
+    An upstream linear layer may leave its bias to such a node: a sum, or the activations of
+    com.microsoft that add a bias first.
     """
     whole = len(node.inputs) == 2 and None not in node.inputs
     return whole and index in row_of(node).adds_first
@@ -100,7 +100,7 @@ def _carry(
 
 
 def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Refusal:
-    """Return what the operator's law says of the digits, where it says anything."""
+    """Return the refusal by the operator's law for the digits, if it has one."""
     transfer = transfer_of(node)
     if transfer is not None:
         for digit in channels.digits:
@@ -114,10 +114,10 @@ def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) 
 def _diagonal_behind(
     view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
 ) -> Fiber | None:
-    """Return where the factors of one digit stand in an output.
+    """Return the place of one digit's factors in an output, or None.
 
-    A product takes them whatever else it multiplies by, of which P would have to be known:
-    (g * x) * h = g * (x * h).
+    A product passes them on for any other factor, while P would have to know it: (g * x) * h = g *
+    (x * h).
     """
     if index in facets.numerators(row_of(node)):
         return factors_behind(view, node, index, digit)
@@ -127,7 +127,7 @@ def _diagonal_behind(
 def digit_behind(
     view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
 ) -> Fiber | None:
-    """Return where one digit stands in an output, confirmed from the output back."""
+    """Return the place of one digit in an output, confirmed from the output back, or None."""
     transfer = transfer_of(node)
     if transfer is None or not keeps_order(view, node, digit):
         return None
@@ -143,9 +143,10 @@ def digit_behind(
 def before_layout(
     view: ModelInfo, value: ir.Value, channels: Channels
 ) -> tuple[ir.Value, Channels] | None:
-    """Return a layout's input and the channels there, for a value that a layout computes.
+    """Return the input of the layout that computes a value, and the channels there.
 
-    Only operators with one data input that move elements: what a weight may stand behind.
+    Only operators with one data input that move elements are followed, which may come before a
+    weight.
     """
     node = value.producer()
     transfer, source = (None, None) if node is None else (transfer_of(node), node.inputs[:1])
@@ -167,7 +168,7 @@ def before_layout(
 def behind_layout(
     view: ModelInfo, reader: Reader, channels: Channels
 ) -> tuple[ir.Value, Channels] | None:
-    """Return a layout's output and the channels there, for a reader that only moves elements."""
+    """Return the output of a layout that reads a value, and the channels there."""
     node, index = reader.node, reader.index
     layout = facets.stands_before_a_weight(row_of(node)) and index == 0
     if not layout or elements_of(view, node)[0] > Elements.PERMUTES:

@@ -1,4 +1,4 @@
-"""Averages over other axes, and the readers that do not see a shift."""
+"""Averages over other axes, and readers that ignore a shift."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 def unreduced(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
     """Sums and means over other axes: P mean_j(x) = mean_j(P x).
 
-    Maps each output axis that is not reduced to the input axis that it is.
+    Returns the input axis of each output axis that is not reduced.
     """
     rank, written = view.rank(node.inputs[0]), view.axes(node)
     if not rank or written is None:
@@ -36,7 +36,7 @@ def unreduced(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
 
 
 def averaged(view: ModelInfo, node: ir.Node) -> Iterable[int] | None:
-    """AveragePool and GlobalAveragePool average axes 2 and later, alike in every channel."""
+    """Return the axes of pooling, which averages axes 2 and up equally in every channel."""
     rank = view.rank(node.outputs[0])
     return None if rank is None else range(2, rank)
 
@@ -46,9 +46,10 @@ _MOVING_TRANSFORMS = frozenset({"tf_crop_and_resize", "tf_half_pixel_for_nn"})
 
 
 def resampled(view: ModelInfo, node: ir.Node) -> Iterable[int] | Refusal | None:
-    """Resize interpolates with the same weights in every set; no extrapolated values.
+    """Return the axes of a Resize, which interpolates with equal weights in every set.
 
-    The axes are those whose scale is or may be other than 1, which can keep their size.
+    These are the axes whose scale may differ from 1, even if their size does not change;
+    extrapolated values are refused.
     """
     transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
     if transform in _MOVING_TRANSFORMS:
@@ -70,7 +71,7 @@ def resampled(view: ModelInfo, node: ir.Node) -> Iterable[int] | Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class ReadsNoElements:
-    """Shape and Size read no element, so no change of values reaches them."""
+    """Shape and Size read no elements, so a change of values does not reach them."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear")
@@ -91,11 +92,11 @@ class ShiftInvariant:
         return () if seen is not None and fiber.covers(seen) else None
 
     def invariant_fiber(self, view: ModelInfo, node: ir.Node) -> Fiber | None:
-        """Return the fiber along which the operator does not see a shift."""
+        """Return the fiber along which the operator ignores a shift."""
         shape = view.shape(node.inputs[0])
         if shape is None:
             return None
-        # Before opset 13 all axes from `axis` (default 1) on were normalised together.
+        # Before opset 13 all axes from `axis` (default 1) on were normalized together.
         coarse = view.opset < 13
         axis = node.attributes.get_int("axis", 1 if coarse else -1) % len(shape)
         return whole_axes(shape, range(axis, len(shape)) if coarse else (axis,))
@@ -103,7 +104,7 @@ class ShiftInvariant:
 
 @dataclass(frozen=True, slots=True)
 class Centring:
-    """onnxfold.Center: x - mean(x) has mean 0 and sees no shift; P along fewer axes commutes."""
+    """onnxfold.Center: x - mean(x) has mean 0 and ignores a shift; P along fewer axes commutes."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         centred = self.fiber(view, node)
@@ -111,7 +112,7 @@ class Centring:
             return unknown_shape(node)
         if fiber.covers(centred):
             return ZeroMean()
-        # P Q = Q P = Q for the projector Q along sets that lie within those of P.
+        # P Q = Q P = Q for the projector Q along sets within the sets of P.
         return Carried(((0, fiber),)) if centred.covers(fiber) else broken(node, fiber)
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:

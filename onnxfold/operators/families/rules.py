@@ -1,4 +1,4 @@
-"""The transfer functions of every family, and what a node's row says of it."""
+"""The transfer functions of every family, and what a node's row declares."""
 
 from collections.abc import Mapping
 
@@ -55,18 +55,18 @@ TRANSFERS: Mapping[Family, Transfer] = {
 
 
 def transfer_of(node: ir.Node) -> Transfer | None:
-    """Return how a node hands fibers on, or None: nothing is known."""
+    """Return how a node passes fibers on, or None if unknown."""
     family = row_of(node).family
     return None if family is None else TRANSFERS[family]
 
 
 def keeps_order(view: ModelInfo, node: ir.Node, digit: Fiber) -> bool:
-    """Whether the elements of a digit that passes through are in the same order behind it."""
+    """Whether the elements of a digit that passes through keep their order."""
     return row_of(node).family is not Family.SLICE or not may_reverse(view, node, digit)
 
 
 def elements_of(view: ModelInfo, node: ir.Node) -> tuple[Elements, str]:
-    """Return what this node does to the numbers of its data inputs, and why no shift passes."""
+    """Return the effect of this node on the numbers of its data inputs, and why no shift passes."""
     row = row_of(node)
     level, why = row.elements, row.no_shift
     for unless in row.unless:
@@ -76,6 +76,6 @@ def elements_of(view: ModelInfo, node: ir.Node) -> tuple[Elements, str]:
 
 
 def refuse_opaque(node: ir.Node) -> Refusal | None:
-    """Return the refusal of an operator known to be opaque or without a row, None of any other."""
+    """Return the refusal of an operator that is opaque or lacks a row, or None."""
     why = row_of(node).opaque
     return None if why is None else refuse(why.code, node, why.sentence)

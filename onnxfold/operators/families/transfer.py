@@ -1,16 +1,16 @@
-"""What a family says about a node, and the helpers that all families share.
+"""The interface of a family, and helpers that all families share.
 
-P is the centring along a fiber: (P x) = x - mean of x over the fiber.  For one output and
-fiber the backward transfer answers with
+P is the centering along a fiber: P x = x - mean of x over the fiber. For one output and fiber the
+backward transfer returns
 
-* ``Carried``: the output is linear in the carried inputs together, and centring them centres the
-  output: f(P x1, P x2, ..., rest) = P f(x1, x2, ..., rest).  A shift of a carried input by what is
+* ``Carried``: the output is linear in the carried inputs together, and centering them centers the
+  output: f(P x1, P x2, ..., rest) = P f(x1, x2, ..., rest). A shift of a carried input that is
   constant along its fiber is then a shift of the output along its own;
-* ``ZeroMean``: the output has mean 0 along the fiber whatever the inputs are;
-* a ``Refusal``: nothing is known.
+* ``ZeroMean``: the output has mean 0 along the fiber for any inputs;
+* a ``Refusal``: the result is unknown.
 
-The forward transfer names for an input and fiber the outputs that may carry it; what it names
-counts only when the backward transfer confirms it.
+The forward transfer names for an input and fiber the outputs that may carry it; they count only if
+the backward transfer confirms them.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The inputs (index, fiber in the input's coordinates) whose centring centres the output.
+    """The inputs (index, fiber in the input's coordinates) whose centering centers the output.
 
     ``alone``: the node's other outputs do not move with it.
     """
@@ -43,13 +43,13 @@ Forward = tuple[tuple[int, Fiber], ...] | None
 
 
 class Transfer(Protocol):
-    """How a family of operators hands fibers on: from an output back to the inputs, and forward."""
+    """How a family passes fibers on: from an output back to the inputs, and forward."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
-        """Say how the output, centred along ``fiber``, follows from the inputs."""
+        """Return how the output, centered along ``fiber``, depends on the inputs."""
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
-        """Name the outputs a shift of input ``index`` reaches; () none, None cannot be told."""
+        """Name the outputs reached by a shift of input ``index``; () for none, None if unknown."""
 
 
 def refuse(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
@@ -59,7 +59,7 @@ def refuse(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
 
 
 def unknown_shape(node: ir.Node) -> Refusal:
-    """Return the refusal for a node around which ranks or sizes are unknown."""
+    """Return the refusal for a node with unknown ranks or sizes nearby."""
     return refuse(RefusalCode.UNKNOWN_SHAPE, node, "has an unknown shape; run shape inference")
 
 
@@ -73,8 +73,8 @@ def broken(node: ir.Node, fiber: Fiber) -> Refusal:
 def along_broadcast(fiber: Fiber, result: Shape, operand: Shape) -> Fiber | None:
     """Return the fiber of a broadcast operand.
 
-    Law: P(broadcast(b)) = broadcast(P' b), where P' runs over those axes of the fiber that b has
-    with more than one element.  None when a size along the fiber is unknown.
+    Law: P(broadcast(b)) = broadcast(P' b), where P' covers the axes of the fiber that b has with
+    more than one element. None if a size along the fiber is unknown.
     """
     offset = len(result) - len(operand)
     blocks: list[AxisBlock] = []

@@ -1,4 +1,4 @@
-"""The constant that an operand is a layout of."""
+"""The constant from which layout operators compute an operand."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class EditPlace:
-    """The constant that an operand is a layout of, and who reads it there.
+    """The constant from which layouts compute an operand, and its reader there.
 
     ``channels`` and ``outer`` are in the coordinates of the constant.
     """
@@ -30,7 +30,7 @@ class EditPlace:
 def root_of(
     view: ModelInfo, reader: Reader, channels: Channels, outer: Channels
 ) -> EditPlace | Refusal:
-    """Return the constant behind an operand, through layouts that nothing else reads."""
+    """Return the constant upstream of an operand, through layouts without other readers."""
     holder = reader
     value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None
     while value is not None:

@@ -1,1 +1,1 @@
-"""Gamma and beta of a norm move into the linear layers behind it."""
+"""Gamma and beta of a norm move into the downstream linear layers."""

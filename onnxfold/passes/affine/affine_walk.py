@@ -1,4 +1,4 @@
-"""Forward from y = g * x + s to every linear reader, through carriers; any other reader refuses."""
+"""Walk from y = g * x + s to every linear reader, through carriers; any other reader refuses."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class ReachedLayer:
-    """A linear reader and how it absorbs."""
+    """A linear reader and how it absorbs the affine part."""
 
     reader: Reader
     absorbs: AbsorbingLayer
@@ -23,7 +23,7 @@ class ReachedLayer:
 def follow(
     view: ModelInfo, value: ir.Value, channels: Channels
 ) -> tuple[list[ReachedLayer], Refusal | None] | Refusal:
-    """Return all linear readers, and why a shift does not reach all of them (None: it does).
+    """Return all linear readers, and why a shift does not reach all of them (None if it does).
 
     ``order`` numbers the nodes topologically.
     """
@@ -43,7 +43,7 @@ class _Walk:
         self.shift_refusal: Refusal | None = None
 
     def run(self, value: ir.Value, channels: Channels) -> Refusal | None:
-        """Look at nodes in topological order: all that can reach one has been entered."""
+        """Visit nodes in topological order, so that every predecessor of a node comes first."""
         refusal = self._enter(value, channels)
         for node in self._queue:
             refusal = refusal or self._visit(node)
@@ -52,7 +52,7 @@ class _Walk:
         return refusal
 
     def _enter(self, value: ir.Value, channels: Channels) -> Refusal | None:
-        """Note that a value carries the diagonal, and queue its readers."""
+        """Record that a value carries the diagonal, and queue its readers."""
         if self._view.is_output(value):
             sentence = f"'{value.name}' is an output of its graph"
             return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (value.name or "",))

@@ -1,7 +1,7 @@
-"""Carries out affine fusions: norms lose their gammas and betas, linear layers take them.
+"""Apply affine fusions: norms lose their gammas and betas, and linear layers absorb them.
 
 Ensures: every norm in a fusion has lost what moved (its operands are ones or absent, its Mul and
-Add are gone), the linear layers behind it have taken it, and what a norm computes keeps its name.
+Add are gone), the downstream linear layers have absorbed it, and the norm's result keeps its name.
 """
 
 from dataclasses import replace
@@ -27,14 +27,14 @@ _NAMES = {0.0: "zeros", 0.5: "halves", 1.0: "ones", 2.0: "twos"}
 
 
 def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
-    """Carry out the fusions of a plan."""
-    del settings  # what moves has been decided
+    """Apply the fusions of a plan."""
+    del settings  # the moves are already decided
     by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
     sources: list[tuple[AffineFusion, AffineSource]] = []
     for fusion in plan.fusions:
         site = by_output[fusion.output]
         bare = fusion.scales and not fusion.gamma
-        # A norm spelled out may multiply by ones, which are no gamma of the site's.
+        # A spelled-out norm may multiply by ones, which are not the site's gamma.
         scale = scale_source(edit.info, site) if bare else None
         source = scale or source_of(edit.info, site)
         if not isinstance(source, AffineSource):
@@ -50,7 +50,7 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
 
 
 def source_within(edit: Editor, source: AffineSource) -> AffineSource:
-    """Return the affine part of the same norm in the model that is edited."""
+    """Return the affine part of the same norm in the edited model."""
     return replace(
         source,
         site=source.site.within(edit),
@@ -76,7 +76,7 @@ def _absorb(
 
 
 class Norms:
-    """Takes gammas and betas away from norms."""
+    """Removal of gammas and betas from norms."""
 
     def __init__(self, edit: Editor):
         self._edit = edit
@@ -84,7 +84,7 @@ class Norms:
         self._fills: dict[tuple[ir.DataType, tuple[int, ...], float], ir.Value] = {}
 
     def take_away(self, fusion: AffineFusion, source: AffineSource) -> None:
-        """Remove from the norm what its readers have taken."""
+        """Remove from the norm what its readers have absorbed."""
         if source.inside:
             self._take_inside(fusion, source)
         elif source.nodes:
@@ -98,16 +98,16 @@ class Norms:
         if fusion.scales and gamma is not None:
             set_input(node, _GAMMA, self._filled(gamma, fusion.left))
         if fusion.beta and beta is not None:
-            # ONNX Runtime's optimizer reads the B of every LayerNormalization unasked.
+            # ONNX Runtime's optimizer reads the B of every LayerNormalization without a check.
             set_input(node, _BETA, self._filled(beta, 0.0))
         for operand in (gamma, beta):
             self._edit.drop_if_unread(operand)
 
     def _take_nodes(self, fusion: AffineFusion, source: AffineSource) -> None:
-        """Let the readers of gamma * x + beta read x, or x + beta / gamma."""
+        """Make the readers of gamma * x + beta read x, or x + beta / gamma."""
         add, mul = _parts(source)
         start = _data_input(self._view, (mul or add or source.nodes[-1]))
-        if add is not None and not fusion.beta:  # gamma goes, the Add stays with what is left
+        if add is not None and not fusion.beta:  # gamma is removed, the Add stays with the rest
             index = list(add.inputs).index(start if mul is None else mul.outputs[0])
             constant = add.inputs[1 - index]
             set_input(add, index, start)
@@ -118,7 +118,7 @@ class Norms:
             return
         if mul is not None and fusion.left != 1.0:
             self._refill(mul, fusion.left)
-        if (not fusion.gamma or fusion.left != 1.0) and mul is not None:  # beta alone goes
+        if (not fusion.gamma or fusion.left != 1.0) and mul is not None:  # only beta is removed
             start, nodes = mul.outputs[0], [node for node in source.nodes if node is not mul]
         else:
             nodes = list(source.nodes)
@@ -126,14 +126,14 @@ class Norms:
             self._bypass(source, start, nodes)
 
     def _take_inside(self, fusion: AffineFusion, source: AffineSource) -> None:
-        """Let the Mul and the Add read ones and zeros: the norm keeps its form."""
+        """Make the Mul and the Add read ones and zeros, so that the norm keeps its form."""
         add, mul = _parts(source)
         for node, moved, number in ((add, fusion.beta, 0.0), (mul, fusion.gamma, fusion.left)):
             if node is not None and moved:
                 self._refill(node, number)
 
     def _refill(self, node: ir.Node, number: float) -> None:
-        """Let a Mul or Add read one number in the place of its constant."""
+        """Make a Mul or Add read one number instead of its constant."""
         index = 1 - list(node.inputs).index(_data_input(self._view, node))
         constant = node.inputs[index]
         if constant is not None:
@@ -141,10 +141,10 @@ class Norms:
             self._edit.drop_if_unread(constant)
 
     def _bypass(self, source: AffineSource, start: ir.Value, nodes: list[ir.Node]) -> None:
-        """Take the nodes away, of which the first reads ``start``, and keep the names.
+        """Remove the nodes, of which the first reads ``start``, and keep the names.
 
-        What another norm reads too, of which tools have merged the rest with this one, keeps its
-        own name.
+        A value that another norm reads too, because tools have merged the rest with this one, keeps
+        its name.
         """
         end = source.value
         shared = any(use.node not in nodes for use in start.uses())
@@ -184,7 +184,7 @@ class Norms:
 
 
 def _parts(source: AffineSource) -> tuple[ir.Node | None, ir.Node | None]:
-    """Return what adds beta and what multiplies by gamma."""
+    """Return the nodes that add beta and multiply by gamma."""
     adds = [node for node in source.nodes if node.op_type in ("Add", "Sub")]
     scales = [node for node in source.nodes if node not in adds]
     return next(iter(adds), None), next(iter(scales), None)

@@ -1,4 +1,4 @@
-"""Where the beta of a norm goes: the bias of a linear layer, or of what stands behind it."""
+"""Destinations of a norm's beta: the bias of a linear layer, or of an Add after it."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from onnxfold.passes.places import Place, place_of, ref_of
 def bias_of(
     view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, root: EditPlace
 ) -> Place | None:
-    """Return the constant that takes W beta: the operator's own bias, or that of an Add behind."""
+    """Return the constant that absorbs W beta: the operator's own bias, or a following Add's."""
     if absorbs.shift_refusal is not None or node.outputs[0].name is None:
         return None
     size = absorbs.outer.size
@@ -33,10 +33,10 @@ def bias_of(
 
 
 def parts_of(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:
-    """Return what the Adds behind the parts of ``value`` along its channels add, none if one lacks.
+    """Return the constants added to the parts of ``value`` along its channels, all or none.
 
-    What is left of joined projections: q, k and v are one product, each with its own bias, cut
-    apart by a Split or by Slices.
+    These are the remains of joint projections: q, k and v are one product, each with its own bias,
+    cut apart by a Split or by Slices.
     """
     readers, output = element_readers(value), absorbs.output
     if absorbs.shift_refusal is not None or view.is_output(value) or len(output.digits) != 1:
@@ -60,9 +60,9 @@ def parts_of(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple
 
 
 def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
-    """Return what an Add or BiasGelu adds that alone reads ``value``, along the same channels.
+    """Return the constant of an Add or BiasGelu, the only reader of ``value``, along its channels.
 
-    Layouts may stand between: exports of TensorFlow take a product back to its batch first.
+    Layouts may come between: exports of TensorFlow first restore the batch of a product.
     """
     reader = _only_reader(view, value)
     while reader is not None and not adds_bias(reader.node, reader.index):
@@ -89,7 +89,7 @@ def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
 
 
 def _only_reader(view: ModelInfo, value: ir.Value) -> Reader | None:
-    """Return what alone reads a value, in the graph that computes it."""
+    """Return the only reader of a value, in the graph that computes it."""
     readers = view.readers(value)
     if len(readers) != 1 or view.is_output(value) or readers[0].node.graph is not value.graph:
         return None
@@ -97,7 +97,7 @@ def _only_reader(view: ModelInfo, value: ir.Value) -> Reader | None:
 
 
 def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the shape of a constant of a floating type, None for anything else."""
+    """Return the shape of a constant of a floating type; None for other values."""
     tensor = view.tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None

@@ -1,10 +1,10 @@
-"""Deciding which gammas and betas move into the linear layers behind their norms.
+"""Decide which gammas and betas move into the linear layers downstream of their norms.
 
-gamma moves when every reader of the norm is linear with a constant weight that no other reader
-needs unchanged (or that is small enough to store twice), and leaves a scale where the norm
-multiplies by one in any case; there an outlying gamma stays (outlying.py).  beta moves with it, or
-alone, when no zero padding stands between and every reader has a bias, can have one for free (Gemm,
-Conv, Attention), or gets an Add behind it that costs less than the norm saves without beta.
+gamma moves if every reader of the norm is linear with a constant weight that no other reader needs
+unchanged (or that is small enough to store twice), and leaves a scale if the norm always multiplies
+by one; in that case an outlying gamma stays (outlying.py). beta moves with it, or alone, if no zero
+padding is between and every reader has a bias, can get one for free (Gemm, Conv, Attention), or
+gets an Add that costs less than the norm saves without beta.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -41,10 +41,10 @@ from onnxfold.weights.narrow import refuse_narrow
 
 @dataclass(frozen=True, slots=True)
 class BetaCosts:
-    """What a new Add costs, and what a norm saves without its beta at most, in picoseconds.
+    """The cost of a new Add, and the most that a norm saves without its beta, in picoseconds.
 
-    ``addition``: for what is added to; ``saving``: of a norm, over all its elements, where that is
-    more than a cost; otherwise it may save less.
+    ``addition``: for the tensor to which it is added; ``saving``: of a norm, over all its elements,
+    to compare with a cost; otherwise it may save less.
     """
 
     addition: Callable[[Work], int]
@@ -53,10 +53,10 @@ class BetaCosts:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Which norms multiply by a scale whatever their gamma, and need one that nobody takes away.
+    """The norms that multiply by a scale for any gamma, and those that need one that stays.
 
-    ``stays``: what gamma moves out of still multiplies.  ``wanted``: a norm without gamma is
-    written with a product.  ``outliers``: an outlying gamma moves out of the former all the same.
+    ``stays``: the norm still multiplies after gamma has moved out. ``wanted``: a norm without gamma
+    is written with a product. ``outliers``: an outlying gamma moves out of the former nevertheless.
     """
 
     stays: Callable[[NormSite], bool] = lambda _: False
@@ -65,7 +65,7 @@ class Scales:
 
 
 def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
-    """Return what moves where, weighed against what the norms that will fold save.
+    """Return what moves where, weighed against the savings of the norms that will fold.
 
     ``folding`` returns which norms, by reference, fold once gammas and betas have moved.
     """
@@ -81,7 +81,7 @@ def _decide(
 ) -> AffinePlan:
     return decide_affine(
         info,
-        # A set of one element is normalised to 0: its gamma does nothing, wherever it is.
+        # A set of one element is normalized to 0, so its gamma has no effect anywhere.
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=wanted.keep,
@@ -128,8 +128,8 @@ def decide_affine(
 ) -> AffinePlan:
     """Return what moves where; weights above ``allow_split_bytes`` are never stored twice.
 
-    ``keep`` says why a norm is better left with its gamma and beta, or None.  Without ``weighing``
-    no beta is worth a new Add, and without ``scales`` no norm multiplies where gamma has moved.
+    ``keep`` returns why a norm should keep its gamma and beta, or None. Without ``weighing`` no
+    beta is worth a new Add, and without ``scales`` no norm multiplies once gamma has moved.
     """
     weighing = weighing or BetaCosts(lambda _: 0, lambda *_: 0)
     scales = scales or Scales()
@@ -146,7 +146,7 @@ def decide_affine(
             else:
                 made = source
         if isinstance(made, Refusal):
-            if site.gamma is not None or site.beta is not None:  # not a scale alone that was wanted
+            if site.gamma is not None or site.beta is not None:  # not just a wanted scale
                 refusals[view.ref(site.output)] = made
         elif made is not None:
             candidates.append(made)
@@ -157,7 +157,7 @@ def decide_affine(
 
 
 def _source(view: ModelInfo, site: NormSite, scales: Scales) -> AffineSource | Refusal | None:
-    """Return what can move: gamma unless it is one power of two, beta, a scale that is wanted."""
+    """Return the movable part: gamma unless it is one power of two, beta, a wanted scale."""
     bare = scale_source(view, site) if scales.wanted(site) else None
     source = bare or source_of(view, site)
     if not isinstance(source, AffineSource) or source.gamma is None or not scales.stays(site):
@@ -181,7 +181,7 @@ def _candidate(
             return made
         readers.append(made)
     zeros = source.beta is not None and not np.any(source.beta)
-    if zeros:  # nothing has to take them
+    if zeros:  # nothing needs to absorb them
         shift_refusal, readers = None, [reader.without_beta() for reader in readers]
     elif source.beta is not None and shift_refusal is None:
         weighed = _with_new_biases(view, source.site, found, readers, weighing)
@@ -221,7 +221,7 @@ def _candidate(
 def _left(
     view: ModelInfo, source: AffineSource, readers: Sequence[Absorption], scales: Scales
 ) -> float | Refusal:
-    """Return what the norm multiplies by once gamma has moved, or why gamma stays."""
+    """Return the scale that the norm keeps once gamma has moved, or why gamma stays."""
     if source.gamma is None or not scales.stays(source.site):
         return 1.0
     outlying = None
@@ -233,7 +233,7 @@ def _left(
 def _few_bits(
     view: ModelInfo, source: AffineSource, readers: Iterable[Absorption]
 ) -> Refusal | None:
-    """Say which weight gamma would leave with too few bits, if any."""
+    """Name a weight that gamma would leave with too few bits, if any."""
     if source.gamma is None or source.value.dtype not in HALVES:
         return None
     values = view.by_ref()
@@ -253,7 +253,7 @@ def _with_new_biases(
     readers: Sequence[Absorption],
     weighing: BetaCosts,
 ) -> list[Absorption] | Refusal:
-    """Give readers without a bias one behind them, where that costs less than beta does."""
+    """Add a bias after readers without one if that costs less than beta does."""
     made: list[Absorption] = []
     without: ir.Node | None = None
     cost, shape = 0, view.shape(site.input) or ()
@@ -284,7 +284,7 @@ def _with_new_biases(
 def _behind(
     view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, outer: Channels
 ) -> Place | None:
-    """Return the place of a new bias behind an operator that cannot have one itself."""
+    """Return the place of a new bias after an operator that cannot have one itself."""
     shape = view.shape(node.outputs[0])
     if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
         return None
@@ -297,11 +297,11 @@ def _behind(
 
 
 def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal | None:
-    """Say why gamma stays with a beta that cannot move, or None: beta / gamma can stay alone."""
+    """Return why gamma stays with a beta that cannot move; None if beta / gamma can stay."""
     why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
     if source.gamma is None:
         return why
-    if source.site.kind is not NormKind.DYT:  # spelled out for good, so a Mul less is a gain
+    if source.site.kind is not NormKind.DYT:  # spelled out in any case, so one Mul less is a gain
         sentence = f"{why.sentence}; with beta in place, the norm multiplies by gamma for free"
         return Refusal(why.code, sentence, why.nodes)
     dtype = (source.value.dtype or ir.DataType.FLOAT).numpy()

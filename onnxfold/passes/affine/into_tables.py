@@ -1,8 +1,8 @@
-"""Gammas of queries and keys go into the tables of rotary embeddings, under --fuse-affine always.
+"""Gammas of queries and keys move into rotary tables under --fuse-affine always.
 
-No linear layer takes them: a rotary embedding mixes channels.  The tables take them as they do
-where norms are deferred (passes/gamma_tables.py), whatever that costs.  In half floats the products
-of tables and gammas may exceed the range that they had apart, so these stay.
+Linear layers cannot absorb them, because a rotary embedding mixes channels. The tables absorb them
+as in deferral (passes/gamma_tables.py), at any cost. In half floats the products of tables and
+gammas may exceed their separate ranges, so these stay.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
 from onnxfold.targets.lowering import TargetLowering
 
-_LEFT = 0.5  # see kept_scale.py; the tables take twice gamma
+_LEFT = 0.5  # see kept_scale.py; the tables absorb twice gamma
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
 
 
@@ -49,8 +49,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
 
 
 def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
-    """Multiply the tables by gammas, and take these away from their norms."""
-    del settings  # what moves has been decided
+    """Multiply the tables by gammas, and remove these from their norms."""
+    del settings  # the moves are already decided
     by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
     found = [(fusion, _source(edit.info, by_output[fusion.output])) for fusion in plan.fusions]
     tables = [_tables(edit.info, source.site) for _, source in found if source is not None]
@@ -61,13 +61,13 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
         scale_factors(edit, gammas)
         norms.take_away(fusion, source_within(edit, source))
         for value in gammas.held:
-            if value is not source.value:  # by which the norm is reported
+            if value is not source.value:  # by which the report names the norm
                 now = edit.value(value)
                 edit.rename(now, f"{now.name}.weightless")
 
 
 def _source(info: ModelInfo, site: NormSite) -> AffineSource | None:
-    """Return what a norm multiplies by, where it is a gamma that can move without a beta."""
+    """Return the factor of a norm if it is a gamma that can move without a beta."""
     source = source_of(info, site)
     if not isinstance(source, AffineSource) or source.beta is not None or source.inside:
         return None

@@ -1,11 +1,11 @@
-"""The scale that stays in a norm whose gamma moves: a power of two, which W takes back exactly.
+"""The scale left in a norm whose gamma moves: a power of two, which W absorbs exactly.
 
     y W = (n s) (diag(g / s) W)                          for any s > 0
 
-A norm of one operator multiplies by a scale in any case, and runtimes make one operator of a norm
-that is spelled out only with a product behind it.  Simplifiers take products by ones away
-(docs/pipeline.md), and so s is 1/2: 2 g W is as exact as g W.  Where half floats cannot hold that
-s is 2, unless g W / 2 has fewer digits than g W.
+A norm of one operator always multiplies by a scale, and runtimes fuse a spelled-out norm only with
+a product after it. Simplifiers remove products by ones (docs/pipeline.md), so s is 1/2: 2 g W is as
+exact as g W. If half floats cannot represent the result, s is 2, unless g W / 2 has fewer digits
+than g W.
 """
 
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ _HALF, _TWO = 0.5, 2.0
 
 
 def is_kept_scale(gamma: Float64) -> bool:
-    """Whether a gamma is one power of two other than 1: nothing is gained by moving it."""
+    """Whether a gamma is one power of two other than 1, which is not worth moving."""
     mantissa, exponent = np.frexp(gamma[:1])
     return bool(gamma.size and mantissa[0] == 0.5 and exponent[0] != 1 and np.ptp(gamma) == 0)
 
 
 def kept_scale(view: ModelInfo, gamma: Float64, readers: Iterable[Absorption]) -> float | Refusal:
-    """Return the scale that all readers of a norm can take back, or why there is none."""
+    """Return the scale that all readers of a norm can absorb, or why there is none."""
     left = _HALF
     for reader in readers:
         tensor = view.tensor(view.by_ref()[reader.weight.value])
         if tensor is None or tensor.dtype is not ir.DataType.FLOAT16:
-            continue  # the exponents of other types are those of float32 and more
+            continue  # other types have the exponents of float32 or more
         shape = tuple(tensor.shape.numpy())
         factor = reader.weight.channels.spread(gamma, shape)
         sizes = np.abs(tensor.numpy().astype(np.float64) * factor)

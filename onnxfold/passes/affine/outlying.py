@@ -1,18 +1,18 @@
-"""Gammas that spoil a later quantisation to int8 when they move: few elements far from the rest.
+"""Gammas that would spoil a later quantization to int8 if moved: few elements far from the rest.
 
 Of a product y W with y = n * g, rounded to 8 bits over the range of each tensor, the error relative
 to the result is about
 
     e^2 = c(y)^2 + c(W)^2,        c(t) = max|t| / rms(t), the crest of a tensor
 
-with rms over the elements as they meet in the product.  After the move it is c(n)^2 + c(g W)^2.  Of
-n nothing is known but that it has mean square 1: the largest of all channels is taken as 4, of one
-channel as 2.5, as in a hundred rows of normal numbers.  The ratio of the errors of ONNX Runtime's
-quantize_dynamic after and before a move is 0.81 to 1.02 times that of this formula, in single
-layers with one scale for each tensor (benchmarks/results/gamma_int8.csv), and larger in whole
-models.  So a gamma that is far from even moves only where the formula says that the error falls by
-a fifth, and one that is less so where it grows by less than a half.  Where each column has a scale
-of its own, the move makes the error smaller.
+with rms over the elements as they meet in the product. After the move it is c(n)^2 + c(g W)^2. Of n
+only the mean square 1 is known: the largest of all channels is assumed to be 4, of one channel 2.5,
+as in a hundred rows of normal numbers. The ratio of the errors of ONNX Runtime's quantize_dynamic
+after and before a move is 0.81 to 1.02 times the prediction of this formula, in single layers with
+one scale per tensor (benchmarks/results/gamma_int8.csv), and larger in whole models. A gamma that
+is far from even therefore moves only if the formula predicts an error lower by a fifth, and a less
+uneven one if it predicts a growth of less than a half. With one scale per column, the move reduces
+the error.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,8 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.affine_parts import Weight
 from onnxfold.weights.edited import evaluated
 
-# Of the largest over the root mean square: a few outliers, as normal numbers hardly are, or many.
+# Ratio of the largest to the root mean square: a few outliers, which normal numbers rarely have, or
+# many.
 SPREAD, _EVEN = 4.0, 2.5
 _FALLS, _GROWS = 0.8, 1.5
 _OF_ALL, _OF_ONE = 4.0, 2.5
@@ -35,7 +36,7 @@ _OF_ALL, _OF_ONE = 4.0, 2.5
 def refuse_outlying(
     view: ModelInfo, name: str, gamma: Float64, readers: Iterable[Absorption]
 ) -> Refusal | None:
-    """Say how much the gamma of a norm would spoil a later int8 of a layer that takes it."""
+    """Refuse a gamma that would spoil a later int8 quantization of a layer that absorbs it."""
     spread = spread_of(gamma)
     if spread <= _EVEN:
         return None
@@ -52,13 +53,13 @@ def refuse_outlying(
 
 
 def spread_of(gamma: Float64) -> float:
-    """Return the largest of |gamma| over their root mean square, 1 for zeros."""
+    """Return the ratio of the largest |gamma| to their root mean square, 1 for zeros."""
     largest = float(np.abs(gamma).max(initial=0.0))
     return largest / float(np.sqrt(np.mean(gamma**2))) if largest else 1.0
 
 
 def growth(gamma: Float64, W: Weight, factor: Float64) -> float:
-    """Return the error of int8 after the move of gamma over that before.
+    """Return the ratio of int8 errors after and before the move of gamma.
 
     ``factor`` is gamma as it broadcasts against W.
     """

@@ -1,4 +1,4 @@
-"""What moves of a norm's gamma and beta: which constants change, for which readers, and how."""
+"""The moves of a norm's gamma and beta: which constants change, for which readers, and how."""
 
 from dataclasses import dataclass, replace
 
@@ -10,10 +10,10 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class Absorption:
-    """A linear reader: its weight W takes gamma, its bias takes factor * W beta.
+    """A linear reader: its weight W absorbs gamma, its bias absorbs factor * W beta.
 
-    ``outer`` are the channels of the reader's output in W.  ``parts``: the biases behind a Split of
-    the output, in place of ``bias``; each takes its part of W beta.
+    ``outer`` are the channels of the reader's output in W. ``parts``: the biases after a Split of
+    the output, instead of ``bias``; each absorbs its part of W beta.
     """
 
     reader: ReaderRef
@@ -25,11 +25,11 @@ class Absorption:
 
     @property
     def biases(self) -> tuple[Place, ...]:
-        """The constants that take W beta, or a part of it."""
+        """The constants that absorb W beta, or a part of it."""
         return self.parts if self.bias is None else (self.bias,)
 
     def without_beta(self) -> "Absorption":
-        """Return what is left to do where beta does not move."""
+        """Return the absorption if beta does not move."""
         return replace(self, bias=None, parts=())
 
 
@@ -37,10 +37,10 @@ class Absorption:
 class AffineFusion:
     """A norm whose gamma or beta or both move into all of its readers.
 
-    ``output`` is the reference of the norm's result.  ``gamma`` without ``beta`` leaves
-    beta / gamma behind, where the norm has a beta.  ``left``: what the norm multiplies by in the
-    end, which the weights are divided by; a norm without gamma may get one.  ``tables``: gamma
-    moves into what is multiplied to the norm's result, not into weights.
+    ``output`` is the reference of the norm's result. ``gamma`` without ``beta`` leaves beta / gamma
+    in the norm, if it has a beta. ``left``: the factor that stays in the norm, by which the weights
+    are divided; a norm without gamma may get one. ``tables``: gamma moves into factors of the
+    norm's result, not into weights.
     """
 
     norm: str
@@ -77,7 +77,7 @@ class AffineFusion:
 
 @dataclass(frozen=True, slots=True)
 class AffinePlan:
-    """What moves, for every norm of which something stays the reason, and the ranges that grow."""
+    """The moves, the reason for every norm that keeps something, and the growing ranges."""
 
     fusions: tuple[AffineFusion, ...] = ()
     refusals: tuple[tuple[str, Refusal], ...] = ()

@@ -1,4 +1,4 @@
-"""Constants with several readers: changed in place where all agree, else copied or refused."""
+"""Constants with several readers: changed in place if all agree, otherwise copied or refused."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,9 +15,9 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class FusionCandidate:
-    """A fusion, and what tells its edits of gamma and of beta from those of other norms.
+    """A fusion, and keys that distinguish its edits of gamma and beta from other norms' edits.
 
-    ``refusal``: why a part of them stays.
+    ``refusal``: why a part stays.
     """
 
     fusion: AffineFusion
@@ -31,9 +31,9 @@ _Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, whi
 def settle(
     view: ModelInfo, candidates: Sequence[FusionCandidate], limit: int
 ) -> tuple[list[AffineFusion], dict[str, Refusal]]:
-    """Change constants in place where all readers agree, copy small ones, refuse the rest.
+    """Change constants in place if all readers agree, copy small ones, refuse the rest.
 
-    A refused norm leaves its weights as they are, so the others must be asked again.
+    A refused norm leaves its weights unchanged, so the others must be asked again.
     """
     refused: dict[str, Refusal] = {}
     waiting = list(candidates)
@@ -61,7 +61,7 @@ def settle(
 
 
 def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, _Edit]]:
-    """Return for every constant which of its readers want which edit."""
+    """Return for every constant the edit that each reader wants."""
     wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
     for candidate in candidates:
         gamma, beta = candidate.marks

@@ -1,4 +1,4 @@
-"""Where gamma and beta of a norm are: operands of one operator, or operators behind it."""
+"""The location of a norm's gamma and beta: operands of one operator, or following operators."""
 
 from dataclasses import dataclass
 
@@ -29,8 +29,8 @@ class AffineSource:
     """y = gamma * x + beta, the affine part of a norm, along ``channels`` of ``value`` (y).
 
     ``nodes`` are the Mul and Add that compute y, the last one first; without any, gamma and beta
-    are the operands 1 and 2 of the norm's operator.  ``inside``: they are anywhere in the norm, as
-    in TensorFlow's x * (r * gamma) + (beta - mean * (r * gamma)), where neither computes y.
+    are the operands 1 and 2 of the norm's operator. ``inside``: they are inside the norm, as in
+    TensorFlow's x * (r * gamma) + (beta - mean * (r * gamma)), and neither computes y.
     """
 
     site: NormSite
@@ -43,7 +43,7 @@ class AffineSource:
 
 
 def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
-    """Return the norm's affine part, None where it has none, a refusal where it cannot be told."""
+    """Return the norm's affine part, None if it has none, or a refusal if it is unclear."""
     if site.gamma is None and site.beta is None:
         return None
     once = refuse_constant(view, site)
@@ -55,7 +55,7 @@ def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
 
 
 def scale_source(view: ModelInfo, site: NormSite) -> AffineSource | None:
-    """Return the affine part of a norm of one operator, with ones where it has no gamma."""
+    """Return the affine part of a norm of one operator, with ones if it has no gamma."""
     found = source_of(view, site)
     if isinstance(found, Refusal) or (
         found is not None and (found.nodes or found.gamma is not None)
@@ -74,7 +74,7 @@ def scale_source(view: ModelInfo, site: NormSite) -> AffineSource | None:
 
 
 def _ends_in_norm(site: NormSite) -> bool:
-    """Whether a spelled-out centring ends in a norm operator, with gamma and beta as operands."""
+    """Whether a spelled-out centering ends in a norm operator, with gamma and beta as operands."""
     last = site.nodes[-1]
     operands = [*last.inputs, None, None]
     stated = ((site.gamma, operands[_GAMMA]), (site.beta, operands[_BETA]))
@@ -120,7 +120,7 @@ def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:
 
 
 def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
-    """Take the constant Mul and Add off the end of a spelled-out norm."""
+    """Find the constant Mul and Add at the end of a spelled-out norm."""
     value = _before_carriers(site)
     shape = view.shape(value)
     if shape is None:
@@ -144,7 +144,7 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
 
 
 def _last(view: ModelInfo, site: NormSite, value: ir.Value) -> _Parts:
-    """Return the Add and the Mul that are the last to compute a value, one after the other."""
+    """Return the Add and the Mul that compute a value last, one after the other."""
     found: _Parts = {}
     for op_type, index in _OPERATORS:
         step = _constant_operand(view, value, op_type, site)
@@ -156,10 +156,10 @@ def _last(view: ModelInfo, site: NormSite, value: ir.Value) -> _Parts:
 
 
 def _inside(view: ModelInfo, site: NormSite) -> _Parts:
-    """Return what alone reads beta, to add it, and the Mul that reads gamma; none with others."""
+    """Return the only node that adds beta, and the Mul by gamma; () if there are other readers."""
     found: _Parts = {}
     if site.kind is NormKind.DYT:
-        return found  # of which gamma may move without beta, which is then beta / gamma
+        return found  # gamma may move without beta, which then becomes beta / gamma
     for (op_type, index), part in zip(_OPERATORS, (site.beta, site.gamma), strict=True):
         if part is None:
             continue
@@ -175,7 +175,7 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
 def _applies(node: ir.Node, op_type: str, part: object) -> bool:
     """Whether a node adds or multiplies by a part; b - h adds b, as tf.nn.batch_normalization.
 
-    An RMSNorm behind a centring, as ONNX Runtime's optimizer leaves it, multiplies by its scale.
+    An RMSNorm after a centering, as ONNX Runtime's optimizer leaves it, multiplies by its scale.
     """
     scales = (node.domain, node.op_type) in NORM_OPERATORS and operand_of(node, _GAMMA) is part
     return operator(node) == op_type or (
@@ -184,7 +184,7 @@ def _applies(node: ir.Node, op_type: str, part: object) -> bool:
 
 
 def _before_carriers(site: NormSite) -> ir.Value:
-    """Return what a spelled-out norm computes before a Cast, a Reshape or a Neg at its end."""
+    """Return the result of a spelled-out norm before a Cast, a Reshape or a Neg at its end."""
     value, node = site.output, site.output.producer()
     while node in site.nodes:
         row = row_of(node)
@@ -222,7 +222,7 @@ def _vectors(parts: dict[int, Array], shape: Shape) -> tuple[Channels, dict[int,
     sizes = [max(array.shape[axis] for array in aligned.values()) for axis in range(rank)]
     last = shape[-1] if rank else None
     if max(sizes, default=1) == 1 and isinstance(last, int):
-        sizes[-1] = last  # one number for all elements: the same for every channel
+        sizes[-1] = last  # one number for all elements is the same for every channel
     if any(size not in (1, dim) for size, dim in zip(sizes, shape, strict=True)):
         return None
     if any(n not in (1, m) for a in aligned.values() for n, m in zip(a.shape, sizes, strict=True)):

@@ -1,1 +1,1 @@
-"""LayerNorms become RMSNorms: the means move out of the weights before them."""
+"""LayerNorms become RMSNorms: the means move out of the upstream weights."""

@@ -1,4 +1,4 @@
-"""Carries out centrings and folds: weights, inserted centrings, RMSNorms in place of LayerNorms."""
+"""Apply centerings and folds: weights, inserted centerings, RMSNorms instead of LayerNorms."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -18,7 +18,7 @@ from onnxfold.weights.centre import centred_tensor
 
 
 def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
-    """Centre weights, insert centrings, and spell the folded norms as RMSNorms."""
+    """Center weights, insert centerings, and spell the folded norms as RMSNorms."""
     plan = decision.plan
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
     lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
@@ -32,10 +32,10 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
 
 
 def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:
-    """Make the centred values; return those that folded norms read in place of their inputs."""
+    """Create the centered values; return those that folded norms read instead of their inputs."""
     values = edit.by_ref()
     fed: dict[str, ir.Value] = {}
-    # In place first: a copy along another fiber is then a copy of what all readers get.
+    # In place first, so that a copy along another fiber is a copy of the changed tensor.
     for weight in sorted(plan.weights, key=lambda weight: weight.split):
         copy = _centre_weight(edit, values, weight)
         fed.update(dict.fromkeys(weight.norms, copy))
@@ -57,7 +57,7 @@ def _centre_weight(
 
 
 def overflowing_weights(view: ModelInfo, plan: CentringPlan) -> frozenset[str]:
-    """Return the references of the weights in a plan that have no finite centred values."""
+    """Return the references of the weights in a plan without finite centered values."""
     values = view.by_ref()
     return frozenset(w.value for w in plan.weights if not _is_fit(values[w.value], w.fiber))
 
@@ -90,9 +90,9 @@ def _redirect(
     *,
     wanted: bool,
 ) -> ir.Value:
-    """Give readers of a value a copy of what they read: of a copy along another fiber, maybe.
+    """Redirect readers of a value, or of its copy along another fiber, to a centered copy.
 
-    Returns the copy of the value itself, which is made where it is ``wanted`` as well.
+    Returns the copy of the value itself, which is also created if ``wanted``.
     """
     copies = {value: copied(value)} if wanted else dict[ir.Value, ir.Value]()
     for reader in readers:

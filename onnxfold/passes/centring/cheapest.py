@@ -74,7 +74,7 @@ def cheapest_plan(
 
 
 def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
-    """Return the values of which parts are centred, with as many of these together as join."""
+    """Return the values whose parts are centered, joined as far as possible."""
     found: dict[str, list[Fiber]] = {}
     for point in cut.moved:
         if point.fiber.part is not None and view.tensor(point.value) is None:
@@ -83,7 +83,7 @@ def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
 
 
 class _Prices:
-    """What a centred copy of a point costs; as large as the largest norm where no norm tells."""
+    """The cost of a centered copy of a point, with the size of the largest norm if unknown."""
 
     def __init__(
         self, view: ModelInfo, demands: Sequence[Demand], costs: Costs, allow_split_bytes: int
@@ -96,7 +96,7 @@ class _Prices:
         self._allow_split_bytes = allow_split_bytes
 
     def of_copy(self, point: Point, facts: PointFacts) -> int | None:
-        """Return the price in picoseconds, or None where no copy may or can be made."""
+        """Return the price in picoseconds, or None if no copy may or can be made."""
         if facts.constant:
             return self._of_split(point, facts)
         if facts.opaque is not None and facts.opaque.code is RefusalCode.NON_FINITE_WEIGHT:
@@ -109,7 +109,7 @@ class _Prices:
             return None
         sizes = dict(enumerate(shape))
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
-            return None  # only a norm's scale tells the size, so no proof could follow the mean
+            return None  # a proof could not follow a size that only a scale reveals
         size = elements(tuple(sizes[axis] for axis in fiber.axes))
         work = work_beside(shape, size, self._of_norms, self._largest)
         return self._costs.centred(work)
@@ -197,7 +197,7 @@ def _writers(
 def _readers_of_copy(
     view: ModelInfo, graph: ZeroMeanGraph, cut: CentringCut, point: Point
 ) -> tuple[ReaderRef, ...]:
-    """Return the node inputs that must read the centred copy: those of centred carriers."""
+    """Return the node inputs that must read the centered copy: inputs of centered carriers."""
     readers = set()
     for other in cut.centred:
         node, facts = other.value.producer(), graph.points[other]

@@ -1,4 +1,4 @@
-"""What is centred and what folds, as frozen data, and why the rest is left."""
+"""The centerings and folds, as frozen data, and why the rest is left."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from onnxfold.refusal import Refusal
 class Fold:
     """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result.
 
-    ``writers`` are the weights that are centred for it and that no earlier norm asked for.
+    ``writers`` are the weights centered for it that no earlier norm needed.
     """
 
     norm: str
@@ -25,8 +25,8 @@ class Fold:
 class WeightCentring:
     """A weight W that becomes P W along ``fiber``.
 
-    ``readers`` and ``norms`` empty: in place, for all of its readers.  Otherwise the weight is
-    split: these node inputs and these folded norms get a centred copy, the others the original.
+    ``readers`` and ``norms`` empty: in place, for all of its readers. Otherwise the weight is
+    split: these node inputs and these folded norms get a centered copy, the others the original.
     """
 
     value: str
@@ -42,10 +42,10 @@ class WeightCentring:
 
 
 def joined(weights: Iterable[WeightCentring]) -> tuple[WeightCentring, ...] | None:
-    """Return one centring for all parts of a weight along one fiber, None where they overlap.
+    """Return one centering for all parts of a weight along one fiber, or None if they overlap.
 
     Laws: P_M P_N = P_(M or N) for parts M and N of the same sets, and P_M Q_N = Q_N P_M for parts
-    of other sets where M and N have no element in common.
+    of other sets if M and N have no element in common.
     """
     by_value: dict[str, list[WeightCentring]] = {}
     for weight in weights:
@@ -65,7 +65,7 @@ def joined(weights: Iterable[WeightCentring]) -> tuple[WeightCentring, ...] | No
 
 
 def joined_fibers(fibers: Iterable[Fiber]) -> list[Fiber]:
-    """Return as few fibers of as many sets: parts that are written alike are one."""
+    """Return as few fibers as possible of the same sets: parts with equal digits are joined."""
     result: list[Fiber] = []
     for fiber in fibers:
         together = (known.joined(fiber) for known in result)
@@ -86,13 +86,13 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class CentringPlan:
-    """What is centred, why the rest is left (by the norm's output), and the estimated effect.
+    """The centerings, why the rest is left (by the norm's output), and the estimated effect.
 
-    ``parts`` are the values of which a part is centred with such a part of a weight.
+    ``parts`` are the values whose parts are centered together with such a part of a weight.
     ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
-    never costs more than it gains.  ``operators``: how many more a session executes, at most: Adds
-    of betas that stay, additions that it would join with a LayerNorm, and centrings.  ``added_ps``:
-    what the first two take, which is no part of the gain.
+    never costs more than it gains. ``operators``: how many more a session executes, at most: Adds
+    of betas that stay, additions that it would fuse with a LayerNorm, and centerings. ``added_ps``:
+    the cost of the first two, which is not part of the gain.
     """
 
     folds: tuple[Fold, ...] = ()

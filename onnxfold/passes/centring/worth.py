@@ -1,6 +1,6 @@
-"""Which of the norms that can fold are worth it: their prices, and what runtimes make of them.
+"""Which of the norms that can fold are worth it: their prices, and the fusions of runtimes.
 
-A plan is made of all that is exact first, then one without the norms that would be slower for it.
+A plan of all exact folds comes first, then one without the norms that would be slower.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ _ALWAYS = "; --fold always folds it"
 
 @dataclass(frozen=True, slots=True)
 class Worthwhile:
-    """The plan of what is worth it; why other norms cannot fold, and why those stay that can."""
+    """The plan of worthwhile folds; why other norms cannot fold, and why some that can stay."""
 
     plan: CentringPlan
     refused: dict[str, Refusal]
@@ -74,7 +74,7 @@ def worthwhile(
     left = _left(view, [demand.site for demand in folded], lowering, settings, scaled=moved)
     dear = [demand for demand in folded if not demand.pays]
     left |= {view.ref(each.site.output): _too_dear(view, each) for each in dear}
-    if not left and not exact.insertions:  # whatever the prices, nothing is cheaper
+    if not left and not exact.insertions:  # at any prices, nothing is cheaper
         return Worthwhile(_priced(exact, folded), refused, left)
     others = [demand for output, demand in demands.items() if output not in left]
     plan = _cheapest(transfers, others, settings, costs)
@@ -119,14 +119,14 @@ class _Prices:
     def demand(self, site: NormSite, costs: Costs) -> Demand:
         """Return a norm with its prices."""
         done = work(self.view.shape(site.input), site.size)
-        if self.settings.convert_to is not None:  # one centring for one norm is a LayerNorm
+        if self.settings.convert_to is not None:  # one centering for one norm is a LayerNorm
             return Demand(site, done.elements * (costs.centring - 1))
         beta = costs.adds_beta and self._keeps_beta(site)
         apart = self._joined(site)
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1:  # together they compute x - mean(x) once, as a centring does
+        if shared > 1:  # together they compute x - mean(x) once, as a centering does
             gain = min(gain, spent + done.elements * costs.centring // shared)
         return Demand(site, gain, spent, apart + beta)
 
@@ -139,25 +139,25 @@ class _Prices:
         return site.beta is not None and (beta is None or bool(np.any(beta)))
 
     def _joined(self, site: NormSite) -> int:
-        """Count what a session joins with a LayerNorm and leaves apart in front of an RMSNorm."""
+        """Count the additions that a session fuses with a LayerNorm but not with an RMSNorm."""
         settings = self.settings
         if settings.target is Target.KERNELS:
             return 0
         on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
         if on_cpu and onnxruntime_version() >= SLOW_SINCE:
-            return 0  # these are left apart in front of LayerNorms as well
+            return 0  # these are not fused with LayerNorms either
         return joined_additions(self.view, site)
 
 
 def _too_dear(view: ModelInfo, demand: Demand) -> Refusal:
-    """Say that a norm would not be faster, with what it would save and take."""
+    """Refuse a norm that would not be faster, with its savings and costs."""
     count = demand.operators
     more = f"{count} operator{'' if count == 1 else 's'} more"
     return _dearer(view, demand.site, demand.gain_ps, more, demand.spent_ps)
 
 
 def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal:
-    """Say that no inserted centring pays for a norm, with what it would save and take."""
+    """Refuse a norm for which no inserted centering pays, with its savings and costs."""
     spent = costs.centred(work(view.shape(demand.site.input), demand.site.size))
     saved = demand.gain_ps - demand.spent_ps
     return _dearer(view, demand.site, saved, "an inserted centring", spent)
@@ -181,7 +181,7 @@ def _left(
     *,
     scaled: bool,
 ) -> dict[str, Refusal]:
-    """Return those of the norms of which runtimes make more as they stand, and how."""
+    """Return the norms that runtimes fuse better unchanged, and how."""
     left = refuse_fused(info, sites, settings.target)
     spelled = [site for site in sites if site.output not in left and lowering.spells_rms(site)]
     by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL

@@ -1,1 +1,1 @@
-"""The scale of an RMSNorm waits behind linear layers, or cancels in the next norm."""
+"""The scale of an RMSNorm is deferred past linear layers, or cancels in the next norm."""

@@ -1,6 +1,6 @@
-"""Carries out deferrals: a row's 1 / s^2 in the place of a norm, products and row epsilons behind.
+"""Apply deferrals: a row's 1 / s^2 instead of a norm, products and row epsilons downstream.
 
-A norm behind u = x / s computes u / sqrt(factor mean(u^2) + e / s^2), which is that of x.
+A norm downstream of u = x / s computes u / sqrt(factor mean(u^2) + e / s^2), the norm of x.
 """
 
 from collections.abc import Mapping
@@ -32,19 +32,19 @@ from onnxfold.targets.parameters import Parameters
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale
 
-_GEMM_WITHOUT_BIAS = 11  # the first opset in which a Gemm may have none
+_GEMM_WITHOUT_BIAS = 11  # the first opset in which a Gemm may lack it
 
 
 def apply(edit: Editor, plan: DeferralPlan, settings: Settings) -> None:
-    """Carry out the plan, norm by norm."""
-    del settings  # what is deferred has been decided
+    """Apply the plan, norm by norm."""
+    del settings  # the deferrals are already decided
     work = _Work(edit)
     for norm in plan.norms:
         work.defer(norm)
 
 
 class _Work:
-    """``now``: what stands for a value that a norm of the version reads, where it is another."""
+    """``now``: the replacements of values that norms of the version read."""
 
     def __init__(self, edit: Editor):
         self._edit = edit
@@ -54,7 +54,7 @@ class _Work:
         self._now: dict[ir.Value, ir.Value] = {}
 
     def defer(self, norm: DeferredNorm) -> None:
-        """Compute the readers without s, multiply it behind them, let later norms cancel it."""
+        """Compute the readers without s, multiply by it after them, let later norms cancel it."""
         found = self._sites[norm.output]
         site = found.within(self._edit)
         x = self._now.get(site.input, site.input)
@@ -80,7 +80,7 @@ class _Work:
         sweep(site.nodes)
 
     def _reweigh(self, reader: ReaderRef, what: str, edit: Centre | Scale) -> None:
-        """Give a layer a weight of its own."""
+        """Give a layer its own weight."""
         node = known_producer(self._values[reader.node])
         weight = known_operand(node, reader.index)
         name = f"{weight.name}.{what}"
@@ -105,14 +105,14 @@ class _Work:
             set_input(node, index, value)
 
     def _multiplied(self, value: ir.Value, scale: ir.Value) -> ir.Value:
-        """Multiply a value, and let all readers have the product; return it."""
+        """Multiply a value, give the product to all readers, and return it."""
         new = NewNodes(self._edit.info.opset)
         result = product(new, value, scale)
         self._edit.put_behind(value, new.nodes, role="row_scale", before="deferred")
         return result
 
     def _without_bias(self, value: ir.Value) -> ir.Value | None:
-        """Take the bias of the layer that gives a value away; return it."""
+        """Remove the bias of the layer that computes a value, and return it."""
         node = known_producer(value)
         index = facets.bias_behind(row_of(node))
         if index is None:
@@ -123,7 +123,7 @@ class _Work:
         return bias
 
     def _zero(self, bias: ir.Value | None) -> ir.Value:
-        """Return what an operator adds that may not go without a bias."""
+        """Return a zero bias for an operator that requires one."""
         if bias is None or bias.dtype is None:
             raise InvariantError("a bias that is taken away has no type")
         name = f"{bias.name}.zero"
@@ -131,21 +131,21 @@ class _Work:
         return self._edit.new_constant(bias, zero, name)
 
     def _reads_held(self, norm: DeferredNorm, node: ir.Node) -> bool:
-        """Whether a node hands the scale on, or belongs to a norm that cancels it."""
+        """Whether a node passes the scale on, or belongs to a norm that cancels it."""
         results = {self._values[held.value] for held in norm.held}
         gone = (self._sites[output] for output, _ in norm.cancelled)
         inside = {self._edit.node(inner) for site in gone for inner in site.nodes}
         return node in inside or not results.isdisjoint(node.outputs)
 
     def _gammas(self, output: str, rows: Rows) -> GammaTables:
-        """Return where the gamma of a norm goes."""
+        """Return the destination of a norm's gamma."""
         found = gamma_tables(self._edit.info, self._sites[output], rows)
         if found is None:
             raise InvariantError(f"no tables take the gamma of '{output}'")
         return found
 
     def _scale_factors(self, gammas: GammaTables) -> None:
-        """Multiply tables by a gamma that has been taken away from what they are multiplied to."""
+        """Multiply tables by a gamma removed from the values that they are multiplied with."""
         scale_factors(self._edit, gammas)
         for value in gammas.held:
             now = self._edit.value(value)
@@ -153,7 +153,7 @@ class _Work:
             self._edit.rename(now, f"{now.name}.weightless")
 
     def _cancel(self, output: str, inverse_square: ir.Value, *, weightless: bool) -> None:
-        """Spell a norm with an epsilon for each row."""
+        """Spell a norm with one epsilon per row."""
         found = self._sites[output]
         site = found.within(self._edit)
         new = NewNodes(self._edit.info.opset)

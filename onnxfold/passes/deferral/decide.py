@@ -1,7 +1,7 @@
-"""Deciding which norms hand their scale on, and where it is multiplied: a minimum cut for each.
+"""Decide which norms defer their scale, and where it is multiplied: a minimum cut for each.
 
-z_v = 1 where v is computed without s, a_v = 1 where nobody needs v itself.  The cut has these edges
-(an edge from a to b of capacity k costs k when a = 1 and b = 0):
+z_v = 1 if v is computed without s, a_v = 1 if v itself is not needed. The cut has these edges (an
+edge from a to b of capacity k costs k when a = 1 and b = 0):
 
     source -> z_w   infinite, for the results w of the first linear layers: what deferral is
     z_w -> z_v      infinite, for every input v that hands s on to w
@@ -38,7 +38,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.mincut import INFINITE, minimum_cut
 from onnxfold.targets.deferral_gains import OPERATOR_ELEMENTS, is_wanted
 
-_ROWS = 128  # of one run: with fewer, products cost little beside what loads the weights
+_ROWS = 128  # of one run: with fewer, products cost little compared with loading the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
 _DEFERRED = (NormKind.RMS_NORM, NormKind.L2_NORM, NormKind.LAYER_NORM)
 
@@ -71,7 +71,7 @@ def _deferred(
     free: dict[ir.Value, NormSite],
     taken: set[ir.Value],
 ) -> tuple[DeferredNorm, set[ir.Value]] | Refusal:
-    """Return what becomes of a norm and the values that it touches, or why it stays."""
+    """Return the deferral of a norm and the values that it affects, or why it stays."""
     refusal = _refuse_site(info, site, settings)
     if refusal is not None:
         return refusal
@@ -90,7 +90,7 @@ def _deferred(
         return halved
     held = _cut(site, flow, first, settings.target)
     norm = replace(_norm(info, site, flow, held), centred=centred, halved=halved, bound=bound)
-    if not half:  # products of tables and gammas may exceed the range that they had apart
+    if not half:  # products of tables and gammas may exceed their separate ranges
         norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held))
     if not is_wanted(settings):
         sentence = f"nothing was measured to be gained with the target {settings.target}"
@@ -123,7 +123,7 @@ def _is_one(info: ModelInfo, gamma: AffinePart) -> bool:
 
 
 def _first_layers(flow: Flow, start: ir.Value) -> set[ir.Value]:
-    """Return the results of the linear layers that read y, through whatever else hands s on."""
+    """Return the results of the linear layers that read y, through other carriers of s."""
     before, found = {start}, set[ir.Value]()
     for node, outputs in flow.handed.items():
         if before.isdisjoint(node.inputs):
@@ -153,12 +153,12 @@ def _says(node: ir.Node) -> str:
 
 
 def _price(width: int, target: Target) -> int:
-    """Return what a product of so many elements for each row costs, in elements of ``_ROWS``."""
+    """Return the cost of a product of this many elements per row, in elements of ``_ROWS``."""
     return _ROWS * width + OPERATOR_ELEMENTS[target]
 
 
 def _cut(site: NormSite, flow: Flow, first: set[ir.Value], target: Target) -> dict[ir.Value, bool]:
-    """Return the values that are computed without s, and whether it is multiplied there."""
+    """Return the values that are computed without s, and whether s is multiplied there."""
     numbers = {value: 2 + 2 * number for number, value in enumerate(flow.scales)}
     edges = [(0, numbers[value], INFINITE) for value in first]
     edges.append((0, numbers[site.output] + 1, INFINITE))  # the norm itself is not computed
@@ -182,7 +182,11 @@ def _cut(site: NormSite, flow: Flow, first: set[ir.Value], target: Target) -> di
 def _table_edges(
     flow: Flow, numbers: dict[ir.Value, int], edges: list[tuple[int, int, int]], target: Target
 ) -> dict[ir.Node, list[int]]:
-    """Add b_t -> c_t and c_t -> z_w; return b_t for each node of w, in place of z_w behind a_v."""
+    """Add b_t -> c_t and c_t -> z_w.
+
+    Return b_t for each node of w, which replaces z_w after a_v. return b_t for each node of w,
+    which replaces z_w after a_v.
+    """
     first = 2 + 2 * len(numbers)
     known: dict[_Factor, int] = {}
     before: dict[ir.Node, list[int]] = {}
@@ -218,7 +222,7 @@ def _norm(info: ModelInfo, site: NormSite, flow: Flow, held: dict[ir.Value, bool
 
 
 def _cancelled(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[NormSite, RowScale]:
-    """Return the norms that read the norm's result, or what is computed without s."""
+    """Return the norms that read the norm's result, or a value computed without s."""
     without = {site.output, *held}
     return {other: scale for other, scale in flow.cancelled.items() if other.input in without}
 
@@ -229,7 +233,7 @@ def _with_gammas(
     flow: Flow,
     cancelled: dict[NormSite, RowScale],
 ) -> DeferredNorm:
-    """Let gammas of norms that cancel the scale go into tables, where that is less to multiply."""
+    """Move gammas of norms that cancel the scale into tables if that saves multiplications."""
     gammas, saved = [], norm.multiplications_saved
     for other, scale in cancelled.items():
         found = gamma_tables(info, other, scale.rows)
@@ -240,7 +244,7 @@ def _with_gammas(
 
 
 def _tables(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.Node, Table]:
-    """Return the products that get s from their other factor."""
+    """Return the products that receive s from their other factor."""
     without = {site.output, *(value for value, multiplied in held.items() if not multiplied)}
     return {
         node: table
@@ -250,7 +254,7 @@ def _tables(site: NormSite, flow: Flow, held: dict[ir.Value, bool]) -> dict[ir.N
 
 
 def _factors(node: ir.Node, table: Table) -> list[_Factor]:
-    """Return what is multiplied, which several nodes may read: at which positions, by what."""
+    """Return the factors, which several nodes may read: at which positions, and the factor."""
     rotary = row_of(node).rotates
     positions = None if rotary is None else [*node.inputs, None][rotary[2]]
     return [(node.inputs[index], positions, table.scale) for index in table.indices]

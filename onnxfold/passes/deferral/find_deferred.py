@@ -1,9 +1,9 @@
-"""Norms that are deferred in the model as it came: a 1 / s^2 of some x, and where s is put back.
+"""Norms that are deferred in the original model: 1 / s^2 of some x, and where s is restored.
 
-What reads x is computed without s, up to ends where s is multiplied, to the value or to the other
-factor of a product, or where a norm with the row epsilon e / s^2 cancels it.  If every way from x
-to elsewhere has such an end, s x may be read in place of x and the ends may go.  The spelling is
-not ours alone: any that the recogniser of norms knows for 1 / s^2, roots and reciprocals behind it.
+Values downstream of x are computed without s, up to ends where s is multiplied, to the value or to
+the other factor of a product, or where a norm with the row epsilon e / s^2 cancels it. If every
+path from x has such an end, s x may be read instead of x and the ends may be removed. The spelling
+need not be ours: recognition handles any spelling of 1 / s^2, with roots and reciprocals after it.
 """
 
 from collections import defaultdict
@@ -32,10 +32,10 @@ _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare"})
 class DeferredSite:
     """A norm y = s x that is not computed; ``site.output`` is 1 / s^2.
 
-    ``readers`` read x in place of y, by input; ``held`` are the values computed without s.
+    ``readers`` read x instead of y, by input; ``held`` are the values computed without s.
     ``products`` multiply a value, at their input, by a power of s, ``tables`` by a factor t that
-    has taken s, at their input; ``epsilons`` are the sums whose input is e / s^2, and e.  ``nodes``
-    is what may be needed no longer.  ``refusal``: why y cannot be read again.
+    was multiplied by s, at their input; ``epsilons`` are the sums whose input is e / s^2, and e.
+    ``nodes`` may become unused. ``refusal``: why y cannot be read again.
     """
 
     site: NormSite
@@ -73,7 +73,7 @@ def _in_graph(info: ModelInfo, graph: ir.Graph, inside: set[ir.Node]) -> Iterato
 
 
 def _site(algebra: Algebra, node: ir.Node, form: Moment) -> NormSite | None:
-    """Return the norm whose 1 / s^2 a node computes, where all of it is known."""
+    """Return the norm whose 1 / s^2 a node computes, if all of it is known."""
     fiber, dtype = form.over.fiber, algebra.canonical.dtype(node.outputs[0])
     if form.mode is not EpsilonMode.INSIDE or form.epsilon <= 0 or form.factor <= 0:
         return None
@@ -118,9 +118,9 @@ class _Ends:
 
 
 class _Walk:
-    """Follows what is computed from x without s.
+    """Walk over the values computed from x without s.
 
-    ``ends``: the nodes that take s out of a value again, or belong to a norm that does.
+    ``ends``: the nodes that remove s from a value, or belong to a norm that does.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class _Walk:
                 queue.add_readers(output)
 
     def _ends_at(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
-        """Whether a node takes s out of its one scaled input; remember how."""
+        """Whether a node removes s from its only scaled input; record how."""
         if len(scaled) != 1:
             return False
         ((index, scale),) = scaled.items()
@@ -181,7 +181,7 @@ class _Walk:
         return self._cancels(value, other, scale, inverted=not divides)
 
     def _takes_from_tables(self, node: ir.Node, scaled: Mapping[int, RowScale]) -> bool:
-        """Whether the other factors are t s^k, with t that have no scale."""
+        """Whether the other factors are t s^k, with unscaled t."""
         passed = passed_on(self._info, node, scaled)
         table = None if passed is None else tables_of(self._info, node, scaled, passed)
         if table is None:
@@ -266,7 +266,7 @@ class _Walk:
         return nodes
 
     def result(self) -> DeferredSite:
-        """Return the norm; refused where somebody reads without s what would be there with it."""
+        """Return the norm, refused if some node reads without s a value that should have it."""
         held, readers = self._held()
         changed = [*held, *self._inside_of_norms()]
         blamed = self._read_elsewhere(held, changed)
@@ -288,7 +288,7 @@ class _Walk:
         )
 
     def _held(self) -> tuple[list[ir.Value], set[tuple[ir.Node, int]]]:
-        """Return what lies between x and the ends, in order, and where it reads x."""
+        """Return the values between x and the ends, in order, and where they read x."""
         readers, found = set[tuple[ir.Node, int]](), set[ir.Value]()
         waiting = list(self.ends)
         while waiting:
@@ -307,7 +307,7 @@ class _Walk:
         return [value for value in self._made if value in found], readers
 
     def _inside_of_norms(self) -> list[ir.Value]:
-        """Return what leads to the roots of the norms that take s out."""
+        """Return the values upstream of the roots of the norms that cancel s."""
         inner = {node for root in self._roots.values() for node in root.nodes}
         ends = {node for nodes in self.ends.values() for node in nodes}
         nodes = sorted(inner & ends, key=self._order.__getitem__)
@@ -316,7 +316,7 @@ class _Walk:
     def _read_elsewhere(
         self, held: Collection[ir.Value], changed: Iterable[ir.Value]
     ) -> ir.Node | None:
-        """Return a node that reads a value without s, and neither hands it on nor ends it."""
+        """Return a node that reads a value without s, but neither passes it on nor ends it."""
         known, ends = set(held), {node for nodes in self.ends.values() for node in nodes}
         for value in changed:
             if self._info.is_output(value):
@@ -328,7 +328,7 @@ class _Walk:
         return None
 
     def _disposable(self) -> tuple[ir.Node, ...]:
-        """Return all that computes s, or multiplies by it, in order."""
+        """Return all nodes that compute s, or multiply by it, in order."""
         nodes = self._between(self._site.output, self._site.input)
         nodes |= {node for value in self._powers if (node := value.producer()) is not None}
         readable = (self._site.input, *self._powers)  # x too, which a Cast may widen for its mean

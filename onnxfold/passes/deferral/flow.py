@@ -1,4 +1,4 @@
-"""How far the scale of a norm can be handed on, and where it must end."""
+"""How far the scale of a norm can be deferred, and where it must end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,19 +15,19 @@ from onnxfold.passes.deferral.row_scale import RowScale, passed_on, rows_of
 from onnxfold.passes.deferral.tables import Table, tables_of
 from onnxfold.targets.costs import elements
 
-_HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows is beyond float32
+_HIGHEST_DEGREE = 2  # of a GLU; s^4 of long rows exceeds float32
 _MOST_STEPS = 4  # from a stored weight to a product: DequantizeLinear, Cast, Transpose
 _LEAST, _LEAST_DOUBLE = 2.0**-126, 2.0**-1022  # normal numbers
 
 
 @dataclass(slots=True)
 class Flow:
-    """Values that can be computed without s, in order; which node hands s on to which of them.
+    """Values that can be computed without s, in order, and the nodes that pass s on to them.
 
-    ``widths``: their elements for one row.  ``ended``: the values that some reader needs as they
-    are.  ``biased``: those of them to which a layer adds a bias, s being multiplied before it.
-    ``tables``: where s may be multiplied to other inputs of a node.  ``cancelled``: norms
-    whose input has a scale, which they take out again.
+    ``widths``: their elements for one row. ``ended``: the values that some reader needs unchanged.
+    ``biased``: those to which a layer adds a bias, so that s is multiplied before it. ``tables``:
+    where s may be multiplied to other inputs of a node. ``cancelled``: norms whose input has a
+    scale, which they cancel.
     """
 
     scales: dict[ir.Value, RowScale] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Flow:
 
 
 def sites_of(info: ModelInfo) -> tuple[NormSite, ...]:
-    """Return the norms of a model, with statistics of float32 where it has some of float16.
+    """Return the norms of a model, with float32 statistics instead of float16.
 
-    A norm that is deferred computes them anew: 1 / s^2 of a row is no number of float16.
+    A deferred norm is computed again, and 1 / s^2 of a row may exceed float16.
     """
     return tuple(
         replace(site, compute_dtype=ir.DataType.FLOAT)
@@ -61,7 +61,7 @@ def flow_of(
     site: NormSite,
     behind: Mapping[ir.Value, NormSite],
 ) -> Flow:
-    """Follow the scale of a norm forward; ``behind`` are the norms that take one out, by input."""
+    """Follow the scale of a norm downstream; ``behind`` are the norms that cancel one, by input."""
     rows = rows_of(site.fiber, len(info.shape(site.output) or ()))
     flow = Flow({site.output: RowScale(1, rows)}, {site.output: site.size})
     queue = info.queue()
@@ -80,7 +80,7 @@ def _visit(
     behind: Mapping[ir.Value, NormSite],
     queue: NodeQueue,
 ) -> None:
-    """Let the readers of a value wait for their turn; note where it must be what it was."""
+    """Queue the readers of a value, and record where it must be unchanged."""
     last = behind.get(value)
     scale = flow.scales[value]
     taken: tuple[ir.Node, ...] = ()
@@ -109,7 +109,7 @@ def keeps_epsilon(site: NormSite, last: NormSite, degree: int) -> bool:
 def _hand_on(
     info: ModelInfo, flow: Flow, node: ir.Node, dtype: ir.DataType | None
 ) -> tuple[ir.Value, ...]:
-    """Let a node hand the scale on to its outputs, which are returned, or end it at its inputs."""
+    """Pass the scale of a node on to its outputs, which are returned, or end it at its inputs."""
     scaled = {
         index: flow.scales[value]
         for index, value in enumerate(node.inputs)
@@ -141,7 +141,7 @@ def _hand_on(
 
 
 def _keeps_range(flow: Flow, node: ir.Node) -> bool:
-    """Whether what a node gives is as large as its operand, or what a first layer gives."""
+    """Whether a node's result is no larger than its operand, or than a first layer's result."""
     if row_of(node).layer is None:
         return facets.moves_numbers(row_of(node))
     before, *_ = [value for value in node.inputs if value in flow.scales]
@@ -154,7 +154,7 @@ def _keeps_range(flow: Flow, node: ir.Node) -> bool:
 
 
 def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:
-    """Return the elements of a value for one row; those of an input where they are not known."""
+    """Return the elements of a value for one row, or of an input if they are unknown."""
     shape, rows = info.shape(value), flow.scales[value].rows
     if shape is not None:
         inner = tuple(dim for dim, row in zip(shape, rows, strict=True) if not row)
@@ -164,7 +164,7 @@ def _width(info: ModelInfo, flow: Flow, node: ir.Node, value: ir.Value) -> int:
 
 
 def _bias_behind(node: ir.Node) -> int | None:
-    """Return the input that a layer adds to its product as an Add would, where it has one."""
+    """Return the input that a layer adds to its product as an Add would, if it has one."""
     index = facets.bias_behind(row_of(node))
     if index is None or operand(node, index) is None:
         return None

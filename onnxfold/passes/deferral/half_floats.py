@@ -1,14 +1,15 @@
-"""float16: a power of two in the weights behind a norm keeps what is not normalised in range.
+"""float16: a power of two in downstream weights keeps unnormalized values in range.
 
-A layer that reads x instead of y = s x gives x W.  With finite x, |x| <= M = 65504, every partial
+A layer that reads x instead of y = s x computes x W. With finite x, |x| <= M = 65504, every partial
 sum of the product, rounded after each of d additions at most, stays within
 
     |x 2^-k W|  <=  M 2^-k (1 + 2^-11)^d max_j sum_i |W_ij|  <=  M,    2^k >= (1 + 2^-11)^d |W|_1.
 
-2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is.
-A norm stays where a column of the weight would become subnormal (onnxfold/weights/half_weights.py).
-1 / s^2 takes 4^-k, exactly, so that 2^k s is multiplied in place of s, and e / s^2 of a norm behind
-takes 4^-k with it: nothing else changes.  Layers behind the first and tables keep their s apart.
+2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is. A
+norm stays if a column of the weight would become subnormal (onnxfold/weights/half_weights.py). 1 /
+s^2 is multiplied by 4^-k, exactly, so that 2^k s is multiplied instead of s, and e / s^2 of a
+downstream norm is multiplied by 4^-k as well: nothing more changes. Layers after the first, and
+tables, have their own s.
 
 Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
 """
@@ -35,9 +36,9 @@ _MOST = 15  # 2^-25 times 2^15 is a thousandth already
 
 
 def exponent_of(weight: Array, axis: int) -> int | None:
-    """Return the least k >= 0 with 2^k >= (1 + 2^-11)^d |W|_1, W summed along an axis of size d.
+    """Return the smallest k >= 0 with 2^k >= (1 + 2^-11)^d |W|_1, W summed along an axis of size d.
 
-    None where a number of it is not finite.
+    None if a number of it is not finite.
     """
     sums = np.abs(weight.astype(np.float64)).sum(axis=axis)
     largest = float(sums.max(initial=0.0)) * (1 + _ROUNDING) ** weight.shape[axis]
@@ -47,7 +48,7 @@ def exponent_of(weight: Array, axis: int) -> int | None:
 def halved_readers(
     info: ModelInfo, site: NormSite, flow: Flow, settings: Settings
 ) -> tuple[HalvedReader, ...] | Refusal:
-    """Return the weights of all first layers behind a norm with one power of two, or why not."""
+    """Return the weights of all first layers of a norm with one power of two, or why not."""
     layers = first_layers(info, {site.output: site.fiber}, flow, settings)
     if isinstance(layers, Refusal):
         return layers
@@ -78,7 +79,7 @@ def halving(halved: HalvedReader) -> Scale:
 
 
 def _exponent(layer: FirstLayer) -> int | Refusal:
-    """Return the power that a layer's weight needs, or why no bound holds for its product."""
+    """Return the power that a layer's weight needs, or why its product has no bound."""
     if len(layer.fiber.axes) != 1 or len(layer.weight.shape) != 2:
         sentence = "is followed in float16 only with a matrix"
         return refuse(RefusalCode.UNSUPPORTED_TYPE, layer.node, sentence)

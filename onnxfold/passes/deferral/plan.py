@@ -1,4 +1,4 @@
-"""Which norms hand their scale on, where it is multiplied, and which norms behind it cancel it."""
+"""Which norms defer their scale, where it is multiplied, and which downstream norms cancel it."""
 
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -11,10 +11,10 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class UnscaledValue:
-    """A value that is computed without its scale: value = s^degree times what is computed.
+    """A value that is computed without its scale: value = s^degree times the computed one.
 
-    ``multiplied``: somebody needs the value itself, so that the scale is multiplied here;
-    ``biased``: before the bias of the layer that gives it, which becomes a sum of its own.
+    ``multiplied``: some reader needs the value itself, so the scale is multiplied here; ``biased``:
+    before the bias of the layer that computes it, which becomes a separate sum.
     """
 
     value: str
@@ -25,7 +25,7 @@ class UnscaledValue:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTable:
-    """The factors at inputs of a node that are multiplied by ``scale`` in place of another input.
+    """The factors at inputs of a node that are multiplied by ``scale`` instead of another input.
 
     ``node`` is the reference of its first output.
     """
@@ -37,9 +37,9 @@ class ScaledTable:
 
 @dataclass(frozen=True, slots=True)
 class CentredReader:
-    """The weight at a node's input that is centred along ``fiber``, for this node alone.
+    """The weight at a node's input that is centered along ``fiber``, only for this node.
 
-    ``nbytes``: its size where others read it, so that it is stored twice, else 0.
+    ``nbytes``: its size if others read it, so that it is stored twice, otherwise 0.
     """
 
     reader: ReaderRef
@@ -49,9 +49,9 @@ class CentredReader:
 
 @dataclass(frozen=True, slots=True)
 class MeanBound:
-    """How large the error of a product may get in which a row x keeps its mean m.
+    """The error bound of a product in which a row x keeps its mean m.
 
-    |error| <= factor sqrt((m^2 + var) / (var + epsilon)), element by element, var that of the row.
+    |error| <= factor sqrt((m^2 + var) / (var + epsilon)), element by element, with var of the row.
     """
 
     factor: float
@@ -59,7 +59,7 @@ class MeanBound:
 
     @property
     def of_constant(self) -> float:
-        """The bound of a row of ones; that of a constant c is |c| times as large."""
+        """The bound of a row of ones; for a constant c it is |c| times as large."""
         return self.factor / sqrt(self.epsilon)
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ class MeanBound:
 
 @dataclass(frozen=True, slots=True)
 class HalvedReader:
-    """The weight at a node's input that takes 2^-exponent, for this node alone.
+    """The weight at a node's input that is multiplied by 2^-exponent, only for this node.
 
-    ``fiber``: what is summed along it; ``nbytes``: its size where others read it too, else 0.
+    ``fiber``: what is summed along it; ``nbytes``: its size if others read it too, otherwise 0.
     """
 
     reader: ReaderRef
@@ -89,16 +89,17 @@ class HalvedReader:
 
 @dataclass(frozen=True, slots=True)
 class DeferredNorm:
-    """A norm y = s x that goes: its readers read x; of a LayerNorm, y = s P x, and they centre it.
+    """A norm y = s x that is removed: its readers read x.
 
-    ``output`` is the reference of y; ``held`` are the values behind it that are computed without s,
-    in order, ``cancelled`` the results of the norms behind them, with the scale of their input.
-    ``multiplications_saved`` counts those of the scale, and of gammas that move, for one row:
-    elements of y, less those of the values that are multiplied instead.  ``centred`` are weights of
-    a LayerNorm's readers, ``tables`` factors (cos and sin) that are multiplied in place of values,
-    ``gammas`` results of cancelling norms whose gammas are multiplied to such factors.  ``halved``
-    are the weights of layers in float16 that take one power of two, which s gets back.  ``bound``:
-    of the rounding of a LayerNorm, whose mean stays.
+    For a LayerNorm, y = s P x, and they center it. ``output`` is the reference of y; ``held`` are
+    the downstream values that are computed without s, in order, ``cancelled`` the results of the
+    norms after them, with the scale of their input. ``multiplications_saved`` counts those by the
+    scale, and by gammas that move, for one row: the elements of y minus the elements of the values
+    that are multiplied instead. ``centred`` are weights of a LayerNorm's readers, ``tables``
+    factors (cos and sin) that are multiplied instead of values, ``gammas`` results of canceling
+    norms whose gammas are multiplied to such factors. ``halved`` are the weights of float16 layers
+    with a power of two, which s compensates. ``bound``: of the rounding of a LayerNorm whose mean
+    stays.
     """
 
     name: str
@@ -114,7 +115,7 @@ class DeferredNorm:
 
     @property
     def exponent(self) -> int:
-        """The k of the 2^-k that layers have taken."""
+        """The k of the 2^-k in layers' weights."""
         return self.halved[0].exponent if self.halved else 0
 
     @property

@@ -1,16 +1,16 @@
-"""The layers that take the centring of a LayerNorm which keeps its mean: LN(x) W = s (x (P W)).
+"""Layers that center for a LayerNorm whose input keeps its mean: LN(x) W = s (x (P W)).
 
-P = I - 11^T/d is symmetric and P x is what LN divides, so that P may stand in the weight behind as
-well as before.  x keeps its mean then, in a product with columns of mean 0.  With unit roundoff u,
+P = I - 11^T/d is symmetric and P x is the numerator of LN, so P may be in the weight downstream as
+well as upstream. x keeps its mean then, in a product with columns of mean 0. With unit roundoff u,
 
     |s (x W')_computed - s x P W|  <=  (d + 4) u s |x| |P W|  + O(u^2),    W' = P W rounded,
 
-element by element, d roundings for the sum and one each for W', s and the product.  The norm has
-the same with |P x| for |x|, which is sqrt(1 + mean(x)^2 / var(x)) times shorter, and the rounding
-of its own mean, which is of the order of u s |mean(x)| as well unless the mean is exact.  With
-|x| |P W| <= sqrt(d (mean^2 + var)) max_j |P W_j| this is the bound of the report
-(:class:`onnxfold.passes.deferral.plan.MeanBound`).  It has no limit: of a row of one number c the
-norm gives 0, and x P W the roundings of c, times 1 / sqrt(eps).
+element by element, d roundings for the sum and one each for W', s and the product. The norm has the
+same bound with |P x| for |x|, which is smaller by sqrt(1 + mean(x)^2 / var(x)), and the rounding of
+its own mean, which is of the order of u s |mean(x)| as well unless the mean is exact. With |x| |P
+W| <= sqrt(d (mean^2 + var)) max_j |P W_j| this is the bound of the report
+(:class:`onnxfold.passes.deferral.plan.MeanBound`). It is unlimited: for a row of one number c the
+norm returns 0, and x P W the roundings of c, times 1 / sqrt(eps).
 
 Source of the bound: N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
 """
@@ -40,9 +40,9 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class FirstLayer:
-    """A linear layer that reads what a norm gives: its weight, and the channels along that.
+    """A linear layer that reads a norm's result: its weight, and the channels along it.
 
-    ``nbytes``: the size of the weight where others read it too, else 0.
+    ``nbytes``: the size of the weight if others read it too, otherwise 0.
     """
 
     node: ir.Node
@@ -55,9 +55,9 @@ class FirstLayer:
 def centred_readers(
     info: ModelInfo, site: NormSite, flow: Flow, settings: Settings
 ) -> tuple[tuple[CentredReader, ...], MeanBound] | Refusal:
-    """Return the weights of all first layers after a LayerNorm, and what the mean costs there.
+    """Return the weights of all first layers of a LayerNorm and the mean's cost, or a refusal.
 
-    Or why one cannot be centred.
+    A refusal means that one of them cannot be centered.
     """
     if not settings.defer_means:
         sentence = "its mean would stay in what is multiplied, whose rounding grows with it"
@@ -88,7 +88,7 @@ def _bound(site: NormSite, layers: Iterable[FirstLayer]) -> MeanBound:
 
 
 def _longest_column(layer: FirstLayer) -> float:
-    """Return the largest length of a column of P W."""
+    """Return the largest norm of a column of P W."""
     axes = layer.fiber.axes
     W = layer.weight.numpy().astype(np.float64)
     W -= W.mean(axis=axes, keepdims=True)
@@ -98,9 +98,9 @@ def _longest_column(layer: FirstLayer) -> float:
 def first_layers(
     info: ModelInfo, fibers: dict[ir.Value, Fiber], flow: Flow, settings: Settings
 ) -> list[FirstLayer] | Refusal:
-    """Return all first layers behind a norm, or why one cannot have a weight of its own.
+    """Return all first layers of a norm, or why one cannot have its own weight.
 
-    ``fibers``: the channels of the norm's result; those of what is behind it are added.
+    ``fibers``: the channels of the norm's result; the channels of downstream values are added.
     """
     found: list[FirstLayer] = []
     for node, outputs in flow.handed.items():
@@ -121,7 +121,7 @@ def first_layers(
 
 
 def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
-    """Return where the channels of a value are behind a node that reshapes it; else None."""
+    """Return the channels of a value after a node that reshapes it, or None."""
     old, new = info.shape(source), info.shape(node.outputs[0])
     if not facets.reshapes(row_of(node)) or old is None or new is None:
         return None
@@ -131,7 +131,7 @@ def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fib
 def layer_weight(
     info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber
 ) -> tuple[int, Fiber] | Refusal:
-    """Return the input of a layer that is its weight, and the channels of a value along it."""
+    """Return the weight input of a layer, and the channels of a value along it."""
     layer, index = row_of(node).layer, list(node.inputs).index(source)
     place = None if layer is None else absorbing_layer(info, node, index, Channels(fiber.blocks))
     if place is None or isinstance(place, Refusal):

@@ -1,4 +1,4 @@
-"""What is computed once per row of a norm's input: 1 / s^2, and powers of it in any layout."""
+"""Numbers computed once per row of a norm's input: 1 / s^2, and powers of it in any layout."""
 
 import numpy as np
 import onnx_ir as ir
@@ -10,13 +10,13 @@ from onnxfold.passes.deferral.row_scale import Rows, RowScale
 
 
 def _number(new: NewNodes, site: NormSite, given: float, role: str) -> ir.Value:
-    """Return a constant in the type that the norm is computed in."""
+    """Return a constant in the type in which the norm is computed."""
     array = np.array(given, site.compute_dtype.numpy())
     return new.weight(f"{site.output.name}.{role}", array)
 
 
 def _epsilon(new: NewNodes, site: NormSite) -> ir.Value:
-    """Return the norm's epsilon; that of an operator is an attribute, and so float32."""
+    """Return the norm's epsilon; an operator's is a float32 attribute."""
     spelled = site.form is NormForm.DECOMPOSED
     given = site.epsilon if spelled else float(np.float32(site.epsilon))
     return _number(new, site, given, "epsilon")
@@ -29,7 +29,7 @@ def _mean(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
 
 
 def _mean_square(new: NewNodes, site: NormSite, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return x in the type that the norm is computed in, and factor * mean(x^2).
+    """Return x in the type in which the norm is computed, and factor * mean(x^2).
 
     x without its mean for a LayerNorm.
     """
@@ -47,8 +47,8 @@ def quotient(
 ) -> ir.Value:
     """Return x / sqrt(factor * mean(x^2) + e), e the norm's epsilon.
 
-    Of u / sqrt(factor * mean(u^2) + e / s^2) where 1 / s^2, one number for each row, is given.
-    The reciprocal stands first: a quotient, and a Mul behind it, would make ONNX Runtime's
+    If 1 / s^2, one number per row, is given, it returns u / sqrt(factor * mean(u^2) + e / s^2). The
+    reciprocal comes first, because a quotient with a Mul after it would make ONNX Runtime's
     transformers optimizer raise TypeError.
     """
     numerator, mean = _mean_square(new, site, x)
@@ -63,10 +63,10 @@ def quotient(
 
 
 class RowNumbers:
-    """1 / s^2 = factor * mean(x^2) + epsilon of one norm and what follows from it, each made once.
+    """Values derived from 1 / s^2 = factor * mean(x^2) + epsilon of one norm, each made once.
 
-    ``rows`` are the axes of x along which s runs.  All of it is computed before the norm's last
-    node, in the type that the norm is computed in.
+    ``rows`` are the axes of x along which s runs. All of it is computed before the norm's last
+    node, in the norm's compute type.
     """
 
     def __init__(self, edit: Editor, site: NormSite, x: ir.Value, rows: Rows):
@@ -79,7 +79,7 @@ class RowNumbers:
         self._inverse_square = self._insert(new, "inverse_square")
 
     def scale(self, wanted: RowScale) -> ir.Value:
-        """Return s^degree in the layout of the value that it is multiplied to."""
+        """Return s^degree in the layout of the value that it multiplies."""
         key = ("scale", wanted.degree, ())
         if key not in self._made:
             root = self._power(wanted.degree if wanted.degree % 2 else wanted.degree // 2)
@@ -89,7 +89,7 @@ class RowNumbers:
         return self._laid_out(self._made[key], "scale", wanted)
 
     def inverse_square(self, wanted: RowScale) -> ir.Value:
-        """Return 1 / s^2degree in the layout of the value that it stands beside."""
+        """Return 1 / s^2degree in the layout of the value that it belongs to."""
         return self._laid_out(self._power(wanted.degree), "inverse_square", wanted)
 
     def _power(self, exponent: int) -> ir.Value:
@@ -136,7 +136,7 @@ class RowNumbers:
         return NewNodes(self._edit.info.opset)
 
     def _insert(self, new: NewNodes, role: str) -> ir.Value:
-        """Put nodes before the norm's last one; return what the last of them gives."""
+        """Insert nodes before the norm's last one; return the last result."""
         for node in new.nodes:
             node.outputs[0].name = f"{self._site.output.name}.{role}"
             node.outputs[0].type = ir.TensorType(self._site.compute_dtype)

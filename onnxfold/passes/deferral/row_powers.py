@@ -29,7 +29,7 @@ class RowPower:
         return self.exponent == scale.degree and self.beside(scale, rank)
 
     def beside(self, scale: RowScale, rank: int) -> bool:
-        """Whether every row of a value with the scale meets its own number."""
+        """Whether every row of a value with the scale is combined with its own number."""
         return ((),) * (rank - len(self.rows)) + self.rows == scale.rows
 
 
@@ -49,7 +49,7 @@ def row_powers(
 
 
 def _power(info: ModelInfo, node: ir.Node, found: Mapping[ir.Value, RowPower]) -> RowPower | None:
-    """Return what a node makes of powers, None where it is not one."""
+    """Return a node's result as a power, or None."""
     given = [found.get(value) for value in node.inputs if value is not None]
     first = given[0] if given else None
     row = row_of(node)

@@ -1,8 +1,8 @@
-"""One positive number per row through operators: f(s x) = s^k f(x), and which axes the rows are.
+"""One positive number per row through operators: f(s x) = s^k f(x), and the axes of the rows.
 
-An RMSNorm is y = s x with s = 1 / sqrt(mean(x^2) + eps), one s for each row of x.  Where f is
-positively homogeneous of degree k in what is scaled and keeps rows apart, s^k can be multiplied
-behind f.  Degrees add in products, so that a ReGLU or a bilinear GLU has degree 2.
+An RMSNorm is y = s x with s = 1 / sqrt(mean(x^2) + eps), one s for each row of x. If f is
+positively homogeneous of degree k in its scaled inputs and keeps rows apart, s^k can be multiplied
+after f. Degrees add in products, so a ReGLU or a bilinear GLU has degree 2.
 
 Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), sections 1-3.
 """
@@ -28,7 +28,7 @@ Rows = tuple[tuple[int, ...], ...]
 class RowScale:
     """value = s^degree u: axis a of the value runs along the axes ``rows[a]`` of s, in order.
 
-    None or one of them, or several where a Reshape has merged all rows into one axis.
+    None or one of them, or several if a Reshape has merged all rows into one axis.
     """
 
     degree: int
@@ -47,10 +47,10 @@ def passed_on(
     *,
     without: int | None = None,
 ) -> RowScale | None:
-    """Return the scale of each output where inputs have the scales ``scaled``, the others none.
+    """Return the scale of each output if inputs have the scales ``scaled``, the others none.
 
-    None where an output is not a power of s times what it would be without s.  ``without`` is an
-    input that is taken away before.
+    Returns None if an output is not a power of s times its value without s. ``without`` is an input
+    that is removed before.
     """
     row = row_of(node)
     level, _ = elements_of(info, node)
@@ -73,7 +73,7 @@ def _read_outputs(node: ir.Node) -> list[int]:
 
 
 def _rows(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    """Return where the rows are behind a node that keeps them apart, None where it may mix them."""
+    """Return the rows after a node that keeps them apart, or None if it may mix them."""
     row = row_of(node)
     if facets.positionwise(row):
         return _positionwise(info, node, scaled)
@@ -112,7 +112,7 @@ def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Ro
 
 
 def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    """Axes before and behind go together where their products are equal, as few as can be."""
+    """Map the rows of a Reshape by the smallest groups of axes with equal products."""
     old, new = info.shape(node.inputs[0]), info.shape(node.outputs[0])
     if old is None or new is None:
         return None
@@ -138,9 +138,9 @@ def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows
 
 
 def _first_group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | None:
-    """Return how many of the first dimensions, at least, have equal products; None where none.
+    """Return how many of the first dimensions, at least, have equal products; None if none do.
 
-    The products of all are equal: so are those before what both end with.
+    As the products of all are equal, so are the products before a common end.
     """
     sizes = [
         (first, second)
@@ -186,7 +186,7 @@ def _gather(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows 
 
 
 def _unless_along(rows: Rows, axes: tuple[int, ...]) -> Rows | None:
-    """Return the rows where an operator that keeps all other axes runs along none of them."""
+    """Return the rows of an operator along some axes, unless it runs along one of the rows."""
     return None if any(rows[axis] for axis in axes) else rows
 
 

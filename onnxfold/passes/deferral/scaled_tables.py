@@ -1,8 +1,8 @@
-"""Multiplies factors by the scale of a row: of products, and the tables of rotary embeddings.
+"""Factors multiplied by the scale of a row: of products, and in the tables of rotary embeddings.
 
-RotaryEmbedding addresses tables [positions, h/2] by position.  With s, which differs from row to
-row, it reads what they hold at the positions instead: [B, S, h/2] without positions, or, where the
-operator knows tables of two axes alone, [B S, h/2] at the positions 0, 1, 2, ... .
+RotaryEmbedding addresses tables [positions, h/2] by position. With s, which differs from row to
+row, it reads their entries at the positions instead: [B, S, h/2] without positions, or, if the
+operator only supports tables of two axes, [B S, h/2] at the positions 0, 1, 2, ...
 """
 
 import numpy as np
@@ -20,8 +20,8 @@ from onnxfold.passes.deferral.row_scale import RowScale
 def product(new: NewNodes, value: ir.Value, scale: ir.Value) -> ir.Value:
     """Return a value times a scale, multiplied in the type of the scale, and rounded.
 
-    The scale stands first: as second factor of a product with another Mul behind, ONNX Runtime's
-    transformers optimizer takes it for a norm's and raises TypeError.
+    The scale comes first: as the second factor of a product with another Mul after it, ONNX
+    Runtime's transformers optimizer mistakes it for a norm's and raises TypeError.
     """
     result = new.op("Mul", scale, new.cast(value, scale.dtype))
     result.type = scale.type
@@ -36,7 +36,7 @@ class TableEditor:
         self._scaled: dict[tuple[ir.Value, ir.Value | None, RowScale], ir.Value] = {}
 
     def scale(self, node: ir.Node, table: ScaledTable) -> None:
-        """Let a node read its factors times the scale."""
+        """Make a node read its factors times the scale."""
         rotary = row_of(node).rotates
         place = None if rotary is None else rotary[2]
         positions = None if place is None else [*node.inputs, None][place]
@@ -81,7 +81,10 @@ class TableEditor:
         return NewNodes(self._edit.info.opset)
 
     def _before(self, place: ir.Node, new: NewNodes, name: str) -> ir.Value:
-        """Put nodes, of integers unless they have a type, before another; return their result."""
+        """Insert nodes, of integers unless they have a type, before another.
+
+        Return their result.
+        """
         for each in new.nodes:
             each.outputs[0].name = name
             each.outputs[0].type = each.outputs[0].type or ir.TensorType(ir.DataType.INT64)

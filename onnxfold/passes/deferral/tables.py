@@ -1,7 +1,7 @@
-"""Factors that take a scale in place of what they are multiplied to: tables that heads share.
+"""Factors that absorb a scale instead of their cofactors: tables that heads share.
 
-A product x t takes s as x (s t).  A rotary embedding x cos + rotate(x) sin is linear in (cos, sin)
-too, so that s goes to both: 2 h multiplications a row (h for RotaryEmbedding, whose tables hold
+A product x t becomes x (s t). A rotary embedding x cos + rotate(x) sin is linear in (cos, sin) too,
+so s is multiplied to both: 2 h multiplications per row (h for RotaryEmbedding, whose tables have
 each number once) for all heads, of queries and keys together.
 
 Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), section 3.
@@ -34,7 +34,7 @@ class Table:
 def tables_of(
     info: ModelInfo, node: ir.Node, scaled: Mapping[int, RowScale], passed: RowScale
 ) -> Table | None:
-    """Return what else may take the scale of a node's one scaled input; None where unknown.
+    """Return other inputs that may absorb the scale of a node's only scaled input, or None.
 
     ``passed`` is the scale of the node's result.
     """
@@ -55,7 +55,7 @@ def tables_of(
 
 
 def _of_rotary(info: ModelInfo, node: ir.Node, passed: RowScale) -> Table | None:
-    """Return cos and sin where they turn every channel of every head, and no head has its own s."""
+    """Return cos and sin if they rotate every channel of every head, and no head has its own s."""
     cos, sin, positions = row_of(node).rotates or (0, 0, 0)
     shape = info.shape(node.inputs[cos])
     if shape is None or not isinstance(shape[-1], int) or not _turns_all(info, node, shape[-1]):
@@ -67,7 +67,7 @@ def _of_rotary(info: ModelInfo, node: ir.Node, passed: RowScale) -> Table | None
         layout = (layout[0], layout[2], layout[3])
     if len(layout) != 3 or layout[-1] or any(len(merged) > 1 for merged in layout):
         return None
-    if positions < cos:  # tables of two axes alone: rows of s follow those of the positions
+    if positions < cos:  # tables of two axes alone: rows of s follow the positions
         if info.rank(node.inputs[positions]) != 2 or layout[:2] != ((0,), (1,)):
             return None
         layout = ((0, 1), ())

@@ -1,8 +1,8 @@
-"""Norms that a model came with deferred, computed where they stood again: all that can, or none.
+"""Norms deferred in the original model, computed in place again: all that can, or none.
 
-y = s x is read again, and all that put s back goes.  The proof: the regions after them compute the
-same in both models.  A LayerNorm whose readers were centred takes out a mean again that their
-weights do not see.
+y = s x is read again, and all nodes that restored s are removed. The proof checks that the regions
+after them compute the same in both models. A LayerNorm whose readers were centered subtracts a mean
+again that their weights ignore.
 """
 
 from dataclasses import dataclass, replace
@@ -25,9 +25,9 @@ from onnxfold.targets.deferral_gains import is_wanted
 
 @dataclass(frozen=True, slots=True)
 class FoundDeferred:
-    """A norm that is deferred: the name and reference of the 1 / s^2 that it left behind.
+    """A deferred norm, with the name and reference of its 1 / s^2.
 
-    ``refusal``: why it is not computed where it stood, None where it is, or where it may wait.
+    ``refusal``: why it is not computed in place, or None if it is, or if it may stay deferred.
     """
 
     name: str
@@ -46,7 +46,7 @@ class FoundDeferred:
 
 @dataclass(frozen=True, slots=True)
 class ReinstatingPlan:
-    """The deferred norms that a model came with, in order."""
+    """The deferred norms of the original model, in order."""
 
     found: tuple[FoundDeferred, ...] = ()
 
@@ -71,7 +71,7 @@ class ReinstatingPlan:
 
 
 def decide(info: ModelInfo, settings: Settings) -> ReinstatingPlan:
-    """Return the deferred norms of a model; they are left where deferral is wanted."""
+    """Return the deferred norms of a model; they are left if deferral is wanted."""
     wanted, rows = is_wanted(settings), []
     for found in find_deferred(info):
         name, ref = found.site.name, info.ref(found.site.output)
@@ -81,8 +81,8 @@ def decide(info: ModelInfo, settings: Settings) -> ReinstatingPlan:
 
 
 def apply(edit: Editor, plan: ReinstatingPlan, settings: Settings) -> None:
-    """Carry out the plan, norm by norm."""
-    del settings  # what is reinstated has been decided
+    """Apply the plan, norm by norm."""
+    del settings  # already decided
     now: dict[ir.Value, ir.Value] = {}
     for found in find_deferred(edit.info):
         if edit.info.ref(found.site.output) in plan.norms:
@@ -90,7 +90,7 @@ def apply(edit: Editor, plan: ReinstatingPlan, settings: Settings) -> None:
 
 
 def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]) -> None:
-    """``now``: what stands for the product that a later norm was found to read."""
+    """``now``: the replacements of products that later norms were found to read."""
     y = _normalised(edit, found, now)
     for held in map(edit.value, found.held):
         edit.rename(held, _true_name(held))
@@ -115,7 +115,7 @@ def _reinstate(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value])
 
 
 def _drop_casts(value: ir.Value) -> None:
-    """Read what a Cast to a wider type reads where a Cast takes that back."""
+    """Bypass a Cast to a wider type if another Cast reverts it."""
     cast = computed_by(value, "Cast")
     if cast is None:
         return
@@ -130,13 +130,13 @@ def _drop_casts(value: ir.Value) -> None:
 
 
 def _true_name(value: ir.Value) -> str:
-    """Return the name that a value had before it was computed without s, or a new one."""
+    """Return the name of a value before it was computed without s, or a new one."""
     name = value.name or ""
     return name.removesuffix(".deferred") if name.endswith(".deferred") else f"{name}.normalised"
 
 
 def _normalised(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Spell the norm behind x; return its result, in the type of x."""
+    """Spell the norm of x; return its result, in the type of x."""
     site, power = _without_power(found.site.within(edit))
     x = now.get(site.input, site.input)
     new = NewNodes(edit.info.opset)
@@ -153,9 +153,9 @@ def _normalised(edit: Editor, found: DeferredSite, now: dict[ir.Value, ir.Value]
 
 
 def _without_power(site: NormSite) -> tuple[NormSite, float]:
-    """Return an RMS norm, and the 2^k that stands before it: its readers have taken 2^-k.
+    """Return an RMS norm, and the 2^k before it, which its readers compensate by 2^-k.
 
-    As deferral leaves it in float16; 2^k goes back into them with the gammas.
+    This is how deferral leaves it in float16; 2^k moves back into them with the gammas.
     """
     mantissa, exponent = frexp(site.factor)
     if site.input.dtype is not ir.DataType.FLOAT16 or mantissa != 0.5 or exponent % 2 == 0:

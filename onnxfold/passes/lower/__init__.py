@@ -1,1 +1,1 @@
-"""Lowering: which standard op, function or kernel computes each norm of a planned graph."""
+"""Lowering: the standard operator, function or kernel that computes each norm."""

@@ -1,4 +1,4 @@
-"""Carries out the spelling of a target: norms that stay, Gelus, then residual additions."""
+"""Apply the spelling of a target: norms that stay, Gelus, then residual additions."""
 
 import onnx_ir as ir
 
@@ -19,20 +19,20 @@ from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.lowering import TargetLowering
 
 # Before, ONNX Runtime's skip norms on CUDA add float16 squares in float16, which overflow
-# (microsoft/onnxruntime, issue 29034); its SimplifiedLayerNormalization never did.
+# (microsoft/onnxruntime, issue 29034); its SimplifiedLayerNormalization does not.
 WIDE_STATISTICS_SINCE = (1, 27)
 
 
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
-    """Carry out ``plan``; return whether the model has become another than the one that came."""
+    """Apply ``plan``; return whether the model now differs from the original."""
     _respell(edit, plan, settings)
     changed = bool(plan.respelled)
     if plan.halve_first:
         halve_first(edit, late_halves(ModelInfo(edit.model)))
-        changed |= settings.target is Target.ORT  # others are not written for it alone
+        changed |= settings.target is Target.ORT  # a file is not written for these alone
     if not plan.fuse_residual:
         return changed
-    fusions = residual_fusions(infer(edit.model))  # what passes write has no shapes
+    fusions = residual_fusions(infer(edit.model))  # results of passes have no shapes
     for fusion in fusions:
         edit.stand_in(fusion.lower(), fusion.place, fusion.replaced)
     changed |= len(fusions) != settings.fused_before
@@ -45,7 +45,10 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
 
 
 def _fuse_rows(edit: Editor) -> tuple[ModelInfo, bool]:
-    """Fuse what deferral leaves until nothing does; a later round may free a name for a setting."""
+    """Fuse the results of deferral until nothing changes.
+
+    A later round may free a name for a setting.
+    """
     info, changed, number = ModelInfo(edit.model), False, 0
     while number < ROUNDS:
         rows = row_fusions(info, number)
@@ -58,7 +61,7 @@ def _fuse_rows(edit: Editor) -> tuple[ModelInfo, bool]:
 
 
 def join_rms_norms(edit: Editor, settings: Settings) -> bool:
-    """Join additions with RMSNorms for ONNX Runtime on CUDA; return whether there are any."""
+    """Fuse additions with RMSNorms for ONNX Runtime on CUDA; return whether there are any."""
     on_cuda = settings.target is Target.ORT and settings.device is Device.CUDA
     if not on_cuda or not settings.fuse_residual or settings.convert_to is not None:
         return False
@@ -73,9 +76,9 @@ def join_rms_norms(edit: Editor, settings: Settings) -> bool:
 
 
 def spell_split_norms(edit: Editor, settings: Settings) -> None:
-    """Spell the RMS norms that skip norms were split into, where these are not joined again.
+    """Spell the RMS norms of split skip norms that are not joined again.
 
-    ONNX Runtime alone knows the operator that stands for them meanwhile, and in ONNX's domain.
+    In the meantime an operator represents them that only ONNX Runtime knows, in ONNX's domain.
     """
     if settings.target is Target.ORT or not any(map(is_split, all_nodes(edit.model))):
         return

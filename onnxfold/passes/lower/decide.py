@@ -1,4 +1,4 @@
-"""Deciding how a target spells the norms that stay, and whether additions join their norms."""
+"""Decide how a target spells the norms that stay, and whether additions join their norms."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from onnxfold.targets.norm_settings import common_settings
 class LoweringPlan:
     """The norms that get a cheaper spelling, by reference, and whether residuals are fused.
 
-    ``halve_first``: whether a Gelu that halves late does so first.
+    ``halve_first``: whether a Gelu that halves late is changed to halve first.
     """
 
     respelled: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class LoweringPlan:
 
 
 def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
-    """Return which norms one operator computes cheaper and as exactly."""
+    """Return which norms one operator computes more cheaply and as exactly."""
     if settings.convert_to is not None:
-        return LoweringPlan()  # only the form that was asked for changes
+        return LoweringPlan()  # only the requested form changes
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     cheaper = [site for site in sites if lowering.calls_in_place(site)]

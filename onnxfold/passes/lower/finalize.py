@@ -1,4 +1,4 @@
-"""The final form of a rewritten model: types, functions, IR version, and what was done to it."""
+"""The final form of a rewritten model: types, functions, IR version, and a note of the changes."""
 
 import json
 from collections import Counter, defaultdict
@@ -22,16 +22,17 @@ from onnxfold.targets.norm_settings import common_settings, setting_of_call, set
 from onnxfold.targets.turned import turned_values
 
 _FUNCTIONS_SINCE_IR = 8
-_INLINED = "inlined_"  # how the overloads of calls start that do not stay
+_INLINED = "inlined_"  # prefix of overloads of calls that do not stay
 _OVERRIDABLE_SINCE_IR = 4
 
 
 def finished(
     model: ir.Model, original: ir.Model, noted: str, target: Target, form: WrittenForm
 ) -> ir.Model:
-    """Take away what only the work needed, and put what was done in one metadata key.
+    """Remove helpers of the work, and record the changes in one metadata key.
 
-    Every call of onnxfold's has its body; in a file for kernels those of one name share one.
+    Every call of onnxfold's functions has its body; in a file for kernels the calls of one name
+    share one.
     """
     view = ModelInfo(model)
     staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
@@ -42,7 +43,7 @@ def finished(
 
 
 def note(target: Target, folded: int = 0, inserted: int = 0) -> str:
-    """Return the metadata of a model that onnxfold writes."""
+    """Return the metadata of a model written by onnxfold."""
     said = {
         "version": __version__,
         "target": target.value,
@@ -53,7 +54,7 @@ def note(target: Target, folded: int = 0, inserted: int = 0) -> str:
 
 
 def written_for(model: ir.Model) -> Target | None:
-    """Return the target that onnxfold wrote a model for, or None where it did not write it."""
+    """Return the target for which onnxfold wrote a model, or None if it did not."""
     try:
         return Target(json.loads(model.metadata_props[METADATA_KEY])["target"])
     except (KeyError, TypeError, ValueError):
@@ -61,21 +62,21 @@ def written_for(model: ir.Model) -> Target | None:
 
 
 def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None:
-    """Give every call of onnxfold's in a model its body, by an overload for each setting.
+    """Give every call of onnxfold's functions its body, by an overload for each setting.
 
-    A call that came with the model, and whose element type is unknown, keeps the body that it has.
+    A call of the original model with unknown element type keeps its body.
     """
     calls = _calls(view.model) if target is Target.KERNELS else ()
     _define(view, frozenset(filter(_may_stay, calls)), form)
 
 
 def _may_stay(node: ir.Node) -> bool:
-    """Whether a kernel may run a call: of DOUBLE there is none."""
+    """Whether a kernel may run a call; there is none for DOUBLE."""
     return type_of(node) not in (None, ir.DataType.DOUBLE)
 
 
 def _of_one_setting(view: ModelInfo) -> frozenset[ir.Node]:
-    """Return the calls that stay: of those of one name the ones of one setting."""
+    """Return the calls that stay: for each name the calls of one setting."""
     calls = list(filter(_may_stay, _calls(view.model)))
     named = [(node.op_type, setting_of_call(node)) for node in calls]
     chosen = setting_of_each(named, common_settings(calls))
@@ -91,7 +92,7 @@ def _of_one_setting(view: ModelInfo) -> frozenset[ir.Node]:
 
 
 def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> None:
-    """Define every call; the bodies of those that stay suit several element types."""
+    """Define every call; the bodies of those that stay support several element types."""
     model, opset = view.model, view.opset
     calls = _calls(model)
     kept = {node.op_identifier() for node in calls if type_of(node) is None}
@@ -124,7 +125,7 @@ def _define(view: ModelInfo, staying: frozenset[ir.Node], form: WrittenForm) -> 
 
 
 def _twins(view: ModelInfo, calls: Iterable[ir.Node]) -> dict[ir.Node, int]:
-    """Number the RMSNorms of one value, each up to its rank; those alike in all have one number."""
+    """Number the RMSNorms of one value, each up to its rank; equal ones share a number."""
     found: defaultdict[ir.Value | None, dict[object, int]] = defaultdict(dict)
     numbers: dict[ir.Node, int] = {}
     for node in calls:
@@ -141,7 +142,7 @@ def _calls(model: ir.Model) -> list[ir.Node]:
 
 
 def list_initializers(model: ir.Model) -> None:
-    """Make inputs of all initializers where the IR version is 3, which knows no others."""
+    """List all initializers as inputs if the IR version is 3, which requires it."""
     if model.ir_version >= _OVERRIDABLE_SINCE_IR:
         return
     listed = set(model.graph.inputs)
@@ -153,8 +154,8 @@ def list_initializers(model: ir.Model) -> None:
 def put_sigmoids_first(model: ir.Model) -> None:
     """Write Sigmoid(v) * u for u * Sigmoid(v) where v is a product.
 
-    ONNX Runtime's transformers optimizer looks for QuickGelu in the latter, and fails where v is
-    not a product with a constant, as the row scales of deferred norms are not.
+    ONNX Runtime's transformers optimizer searches for QuickGelu in the latter, and fails if v is
+    not a product with a constant, as with the row scales of deferred norms.
     """
     for node in all_nodes(model):
         gate = producer_of(node.inputs[1]) if operator(node) == "Mul" else None
@@ -168,11 +169,10 @@ def put_sigmoids_first(model: ir.Model) -> None:
 
 
 def settle_functions(model: ir.Model, ir_version: int) -> None:
-    """Leave one function of each name to a file for kernels, and none to others.
+    """Leave one function per name in a file for kernels, and none in others.
 
     The calls of other settings, which ONNX Runtime 1.17 to 1.24 would run with the wrong body,
-    become operators.
-    A model without functions gets its ``ir_version`` back.
+    become operators. A model without functions gets its ``ir_version`` back.
     """
     kept = _most_called(model)
     called = {function.identifier() for function in model.functions.values()}
@@ -195,7 +195,7 @@ def settle_functions(model: ir.Model, ir_version: int) -> None:
 
 
 def share_constants(model: ir.Model, before: Container[ir.Node]) -> None:
-    """Let equal Constant nodes of one graph be one, but for those that were there ``before``."""
+    """Merge equal Constant nodes of one graph, except those that were there ``before``."""
     for graph in all_graphs(model):
         known: dict[object, ir.Value] = {}
         for node in list(graph):

@@ -1,8 +1,8 @@
-"""The product of a spelled Gelu in the order in which ONNX Runtime makes one operator of it.
+"""The order of products in a spelled Gelu that ONNX Runtime can fuse.
 
-dynamo exports x * (0.5 * (1 + erf(x / sqrt(2)))), which a session runs as five operators; of
-(0.5 * x) * (1 + erf(x / sqrt(2))) it makes one, alone or with the bias in front of it.  Halving a
-float is exact, so that both give the same number, unless half of x has no normal number.
+dynamo exports x * (0.5 * (1 + erf(x / sqrt(2)))), which a session runs as five operators; it fuses
+(0.5 * x) * (1 + erf(x / sqrt(2))) into one, alone or with the bias before it. Halving a float is
+exact, so both yield the same number, unless half of x is not a normal number.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 
 @dataclass(frozen=True, slots=True)
 class LateHalf:
-    """A Gelu that halves 1 + erf instead of x: its last product, and what that is of."""
+    """A Gelu that halves 1 + erf instead of x: its last product, and the factors."""
 
     product: ir.Node
     halving: ir.Node
@@ -42,13 +42,13 @@ def late_halves(view: ModelInfo) -> tuple[LateHalf, ...]:
 
 
 def halve_first(edit: Editor, gelus: Iterable[LateHalf]) -> None:
-    """Let each Gelu halve x instead of 1 + erf."""
+    """Make each Gelu halve x instead of 1 + erf."""
     for gelu in gelus:
         edit.stand_in(gelu.lower(), gelu.product, (gelu.halving, gelu.product))
 
 
 def _found(view: ModelInfo, product: ir.Node, place: int) -> LateHalf | None:
-    """Return the Gelu of which a product's operand is the halved sum, or None."""
+    """Return the Gelu whose last product has the halved sum as an operand, or None."""
     x, halved = product.inputs[1 - place], product.inputs[place]
     halving = computed_by(halved, "Mul")
     if x is None or halved is None or halving is None or halving.graph is not product.graph:
@@ -65,7 +65,7 @@ def _found(view: ModelInfo, product: ir.Node, place: int) -> LateHalf | None:
 def _with_number(
     view: ModelInfo, node: ir.Node, number: float
 ) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the operand of a node that is a number, and the other one; None for both else."""
+    """Return the constant operand of a node, and the other one; (None, None) without a match."""
     first, second = node.inputs
     if view.scalar(first) == number:
         return first, second

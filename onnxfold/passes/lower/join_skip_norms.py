@@ -1,4 +1,4 @@
-"""Skip norms that were split for the analysis are one operator again where the norm stays.
+"""Skip norms that were split for the analysis become one operator again if the norm stays.
 
 A model that an optimizer has fused keeps its fusions but for those that a fold took the place of.
 The original is split once more, and what that gives is looked for in the result: the same nodes
@@ -65,7 +65,7 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A skip norm of the original, and the nodes that stand for it when it is split."""
+    """A skip norm of the original, and the nodes into which it is split."""
 
     copy: _Copy
     node: ir.Node
@@ -77,17 +77,17 @@ class _Split:
 
 @dataclass(slots=True)
 class _Match:
-    """Nodes of the result that are parts, and its values that they read instead."""
+    """Nodes of the result that are parts, and the replaced values that they read."""
 
     nodes: dict[ir.Node, ir.Node] = field(default_factory=dict)
     values: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
 
 def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> None:
-    """Join what ``model`` still has in parts of the skip norms of ``original``.
+    """Join the parts in ``model`` of the skip norms of ``original``.
 
-    On CPUs, ONNX Runtime from 1.30 on takes longer for a skip norm than for its parts, but not for
-    an embedding with its norm; our kernels have the sums within them.
+    On CPUs, ONNX Runtime from 1.30 on is slower with a skip norm than with its parts, but not with
+    an embedding with its norm; our kernels include the sums.
     """
     kinds = _kinds(settings)
     splits = list(_splits(original, kinds)) if kinds else []
@@ -129,7 +129,7 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
 
 
 def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:
-    """Whether a value is computed as the split computes its part of it."""
+    """Whether a value is computed in the same way as a part of the split."""
     if part is None or value is None:
         return part is value
     expected, node = part.producer(), value.producer()
@@ -186,7 +186,7 @@ def _join(
     found: Mapping[int, ir.Value | None],
     values: Mapping[str | None, ir.Value],
 ) -> None:
-    """Put the skip norm in the place of its parts; what else reads one of these keeps it."""
+    """Replace the parts by the skip norm; a part with another reader is kept."""
     results = {index: value for index, value in found.items() if value is not None}
     nodes = [match.nodes[part] for part in split.parts if part in match.nodes]
     made = {value.producer() for value in results.values()}

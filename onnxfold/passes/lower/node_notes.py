@@ -1,4 +1,4 @@
-"""What is noted at nodes: each note once, and at new nodes the name of the one they come from."""
+"""Metadata of nodes: each note once; new nodes have the name of the original node."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ SOURCE_KEY = "onnxfold.source"
 
 
 def name_sources(model: ir.Model, original: ir.Model) -> None:
-    """Name, at nodes that share a note with one of the original, that one instead.
+    """Replace a note at new nodes that share it with an original node by that node's name.
 
-    Exporters note where in a program a node comes from, in kilobytes. The note stays at the node
-    that computes what was computed there; the others that a pass made of it have a short one.
+    Exporters record the source location of a node, in kilobytes. The note stays at the node that
+    computes the original result; the others that a pass created from it get a short one.
     """
     homes: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
     for node in all_nodes(original):
@@ -31,10 +31,10 @@ def name_sources(model: ir.Model, original: ir.Model) -> None:
 
 
 def strip_notes(model: ir.Model) -> ir.Model:
-    """Return a model without what is noted below it, the same one where nothing is.
+    """Return a model without notes on its parts, the same object if there are none.
 
-    That are the metadata and doc strings of graphs, functions, nodes and values.  The model's own
-    stay, and those of weights.
+    These are the metadata and doc strings of graphs, functions, nodes and values. Notes on the
+    model itself and on weights stay.
     """
     if not any(part.metadata_props or part.doc_string for part in _noted(model)):
         return model

@@ -1,7 +1,7 @@
-"""The default domain at a newer version: where an operator is the same there, or converts exactly.
+"""The default domain at a newer version, if each operator is unchanged or converts exactly.
 
-Source: the operators' changelog of ONNX, opset 13 to 23.  An operator that is not listed here may
-have changed its meaning, so a model that has it is refused.
+Source: the operators' changelog of ONNX, opset 13 to 23. An operator that is not listed here may
+have changed its meaning, so a model with it is refused.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from onnxfold.operators.functions import DOMAIN
 from onnxfold.operators.new_nodes import weight_value
 
 _OLDEST = 13
-# Between these versions they gained types, or attributes whose defaults are what was before.
+# Between these versions they gained types, or attributes with the old behavior as default.
 _SAME = frozenset(
     "Acos Acosh Add And Asin Asinh Atan Atanh Cast CastLike Clip Constant ConstantOfShape Conv "
     "ConvTranspose Cos Cosh CumSum DequantizeLinear Div Dropout Elu Equal Flatten Gemm "
@@ -35,7 +35,7 @@ _REDUCTIONS = frozenset(
 def raise_opset(model: ir.Model, version: int) -> None:
     """Bring the default domain of a working copy to ``version``, where it is older.
 
-    Raises UsageError where an operator may mean something else there.
+    Raises UsageError if an operator may have another meaning there.
     """
     old = model.graph.opset_imports.get("", 1)
     if old >= version:
@@ -63,7 +63,7 @@ def _is_same(node: ir.Node, old: int, version: int) -> bool:
     try:
         before, after = (onnx.defs.get_schema(node.op_type, each) for each in (old, version))
     except onnx.defs.SchemaError:
-        return node.op_type == "SimplifiedLayerNormalization"  # ONNX Runtime's, of no version
+        return node.op_type == "SimplifiedLayerNormalization"  # ONNX Runtime's, without versions
     return before.since_version == after.since_version or node.op_type in _SAME
 
 
@@ -81,7 +81,7 @@ def _convert(node: ir.Node, old: int, version: int) -> None:
 
 
 def _give_axes(node: ir.Node) -> None:
-    """Make an input of the attribute ``axes``, as reductions have it from opset 18 on."""
+    """Turn the attribute ``axes`` into an input, as reductions have it from opset 18 on."""
     attribute = node.attributes.pop("axes", None)
     graph = node.graph
     if attribute is None or not isinstance(graph, ir.Graph):

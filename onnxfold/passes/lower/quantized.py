@@ -1,15 +1,14 @@
-"""Quantised norms: a norm whose one reader quantises it, as one call that writes the codes.
+"""Quantized norms: a norm and the only reader that quantizes it, as one call that writes codes.
 
     Y = QuantizeLinear(norm, y_scale, y_zero_point)          one scale for the tensor
     s = ReduceMax(Abs(norm)) / levels [, at least a constant]  one for each row, and codes by
         Cast(Clip(Round(norm / s))) to int8,  Cast(Clip(norm / s)) to float8,
         or  QuantizeLinear(norm, s, block_size = the row's length)
 
-Layouts may stand between the norm and QuantizeLinear (exporters flatten to 2-D before a product):
+Layouts may come between the norm and QuantizeLinear (exporters flatten to 2-D before a product):
 codes of numbers in another order are the codes in that order.
 
-The float norm is neither written nor read again, so it must have no other reader.  Returns edits,
-mutates nothing.
+The float norm is not written, so it must not have another reader. Returns edits, mutates nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,11 +38,11 @@ from onnxfold.passes.lower.row_scales import reduces_rows
 from onnxfold.targets.norm_settings import NormSetting, of_one_setting, setting_of_call
 
 _CODES = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
-# In ONNX Runtime 1.32; others have no kernel for them.
+# In ONNX Runtime 1.32, which has kernels only for these.
 _LAYOUTS_OF_FLOAT8 = ("Reshape", "Transpose")
 _LAYOUTS_OF_FLOAT8_SINCE = 21
 _DEFAULT_CODE = ir.DataType.UINT8  # of QuantizeLinear without a zero point
-# By the code: the largest, and the limits of a Clip that changes nothing where a row has its scale.
+# By the code: the largest, and the limits of a Clip that has no effect if each row has its scale.
 _LEVELS = {ir.DataType.INT8: 127.0, ir.DataType.FLOAT8E4M3FN: 448.0}
 _LIMITS = {
     ir.DataType.INT8: ((-128.0, 127.0), (-127.0, 127.0)),
@@ -53,7 +52,7 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class QuantizeFusion:
-    """A norm's call, what quantises its result, and the call that replaces them.
+    """A norm's call, the nodes that quantize its result, and the call that replaces them.
 
     ``scale`` is y_scale, or the scale of rows that the call computes with ``levels`` and ``least``.
     """
@@ -75,7 +74,10 @@ class QuantizeFusion:
 
     @property
     def place(self) -> ir.Node:
-        """The node before which the call will stand: the last, unless others read what it gives."""
+        """The node before which the call is inserted: the last one, or the first other reader.
+
+        the last, unless others read what it gives.
+        """
         alone = len(self.norm.outputs) == 1 and "Y_scale" not in SIGNATURES[self.name].outputs
         return self.replaced[-1] if alone else self.norm
 
@@ -100,7 +102,7 @@ class QuantizeFusion:
         total = node.outputs[-1]
         if SIGNATURES[self.norm.op_type].with_sum:
             stands_for.append((self.norm.outputs[1], total))
-        elif signature.with_sum:  # the float sum of a norm that had none to give
+        elif signature.with_sum:  # the float sum of a norm that had none
             x = self.norm.inputs[0]
             total.name = f"{self.norm.outputs[0].name}.sum"
             total.type, total.shape = (None, None) if x is None else (x.type, x.shape)
@@ -111,7 +113,7 @@ class QuantizeFusion:
 def _in_layout(
     layouts: tuple[ir.Node, ...], codes: ir.Value, kind: ir.TypeProtocol | None
 ) -> Iterator[ir.Node]:
-    """Make nodes that change the codes' layout as others change that of the norm."""
+    """Create nodes that change the codes' layout as others change the norm's."""
     for layout in layouts:
         codes.name = f"{layout.inputs[0].name}.codes" if layout.inputs[0] is not None else None
         codes.type, codes.shape = kind, None if layout.inputs[0] is None else layout.inputs[0].shape
@@ -147,7 +149,7 @@ def _is_new(value: ir.Value) -> bool:
 
 
 def _name(signature: Signature, output: Output) -> str | None:
-    """The op with a quantised Y, which gives its Sum wherever there is one; None without one."""
+    """Return the operator with a quantized Y, which also returns its Sum if possible, or None."""
     plain = signature.output is Output.NORM and not signature.row_scale
     if not plain or signature.row_epsilon:
         return None
@@ -184,7 +186,7 @@ def _of_tensor(view: ModelInfo, norm: ir.Node, signature: Signature) -> Quantize
 
 
 def _layouts(norm: ir.Node) -> tuple[ir.Node, ...]:
-    """The nodes that change the layout of a norm, each the one reader of the one before it."""
+    """Return the nodes that change the layout of a norm, each the only reader of the last."""
     found: list[ir.Node] = []
     value = norm.outputs[0]
     while (node := only_reader(value)) is not None and _is_layout(node, value):
@@ -201,7 +203,7 @@ def _is_layout(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _takes(view: ModelInfo, layouts: tuple[ir.Node, ...], zero_point: ir.Value) -> bool:
-    """Whether the operators take the codes, and ONNX Runtime has kernels of them that do."""
+    """Whether the operators accept the codes, and ONNX Runtime has kernels for them."""
     if not layouts or zero_point.dtype is not ir.DataType.FLOAT8E4M3FN:
         return True
     known = all(layout.op_type in _LAYOUTS_OF_FLOAT8 for layout in layouts)
@@ -215,13 +217,13 @@ def _quantizes(node: ir.Node, y: ir.Value) -> bool:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether what is too large becomes the largest code, and quotients are not rounded first."""
+    """Whether too large values become the largest code, and quotients are not rounded first."""
     attributes = node.attributes
     return attributes.get_int("saturate", 1) == 1 and attributes.get_int("precision", 0) == 0
 
 
 def _zero_point(view: ModelInfo, node: ir.Node, name: str) -> ir.Value | None:
-    """Return the one zero point of QuantizeLinear, of a type that the kernels have."""
+    """Return the single zero point of QuantizeLinear, if the kernels support its type."""
     given = operand(node, 2)
     if given is not None:
         return given if given.dtype in _CODES and _is_single(view, given) else None
@@ -236,7 +238,7 @@ def _is_single(view: ModelInfo, value: ir.Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Nodes from a value on, each the one reader of the one before it."""
+    """Nodes from a value on, each the only reader of its predecessor."""
 
     nodes: tuple[ir.Node, ...]
 
@@ -251,7 +253,7 @@ class _Chain:
 
 
 def _of_rows(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
-    """One scale for each row: two readers of the norm, its magnitudes and what divides it."""
+    """Match one scale per row: two readers of the norm, its magnitudes and the division."""
     y, name = norm.outputs[0], _name(signature, Output.QUANTIZED_ROWS)
     readers = {use.node.op_type: use.node for use in y.uses()}
     absolute = readers.pop("Abs", None)
@@ -287,7 +289,7 @@ class _Measured:
 
 
 def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measured | None:
-    """Match ReduceMax [Max] Div [Max] behind Abs; a floor before the division is divided too."""
+    """Match ReduceMax [Max] Div [Max] after Abs; a floor before the division is divided too."""
     chain = _Chain((absolute,)).follow("ReduceMax")
     rank = view.rank(absolute.outputs[0])
     if (
@@ -309,7 +311,7 @@ def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measur
 
 
 def _floor(view: ModelInfo, chain: _Chain) -> tuple[float, _Chain]:
-    """Follow a Max with a constant or a Clip from one on; the constant is the floor."""
+    """Follow a Max with a constant or a one-sided Clip; the constant is the floor."""
     more = chain.follow("Max") or chain.follow("Clip")
     if more is None or len(present := [v for v in more.nodes[-1].inputs if v is not None]) != 2:
         return 0.0, chain
@@ -338,7 +340,7 @@ def _codes_of_rows(view: ModelInfo, divided: ir.Node, y: ir.Value) -> _Codes | N
 
 
 def _cast(view: ModelInfo, divided: ir.Node) -> _Codes | None:
-    """Match Clip to what the scale allows anyway, and Cast behind Div; Round before, to INT8."""
+    """Match Clip to the range of the scale, and Cast, after Div; with Round before, to INT8."""
     chain = _Chain((divided,))
     rounded = chain.follow("Round")
     code = ir.DataType.FLOAT8E4M3FN if rounded is None else ir.DataType.INT8
@@ -355,7 +357,7 @@ def _cast(view: ModelInfo, divided: ir.Node) -> _Codes | None:
 
 
 def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
-    """Match QuantizeLinear whose blocks are the rows, with no zero point but 0."""
+    """Match QuantizeLinear whose blocks are the rows, with zero point 0 or none."""
     shape = view.shape(node.inputs[0])
     rank = 0 if shape is None else len(shape)
     axis = node.attributes.get_int("axis", 1)

@@ -1,15 +1,15 @@
-"""Residual fusion: Add + norm, or Add(bias) + Add + norm, as one node with one pass of memory.
+"""Residual fusion: Add + norm, or Add(bias) + Add + norm, as one node with one pass over memory.
 
-    Y, Sum = norm(X [+ linear_bias] + residual), Sum only where something else reads it
+    Y, Sum = norm(X [+ linear_bias] + residual), Sum only if something else reads it
 
 The node is a call of ours, or SkipSimplifiedLayerNormalization of com.microsoft, for CUDA without
-our library: its sessions make SkipLayerNormalization by themselves, but not this one.
+our library: its sessions create SkipLayerNormalization themselves, but not this one.
 
 Only additions of tensors of one shape are fused (a broadcast one is not a residual), in every
-operand order, for folded and unfolded norms, before and after the block.  A Reshape between the sum
-and the norm that keeps the axes of the norm as they are (exporters flatten to 2-D before an MLP)
-changes places with the norm: norm(reshape(v)) = reshape(norm(v)), since each row stays a row.
-Returns edits, mutates nothing.
+operand order, for folded and unfolded norms, before and after the block. A Reshape between the sum
+and the norm that keeps the norm's axes (exporters flatten to 2-D before an MLP) is exchanged with
+the norm: norm(reshape(v)) = reshape(norm(v)), since each row stays a row. Returns edits, mutates
+nothing.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,16 +26,16 @@ from onnxfold.targets.norm_settings import NormSetting, of_one_setting, setting_
 
 CONTRIB_DOMAIN = "com.microsoft"
 _CONTRIB_NORM = "SimplifiedLayerNormalization"
-_CONTRIB_EPSILON = 1e-5  # where the attribute is missing
+_CONTRIB_EPSILON = 1e-5  # if the attribute is missing
 _CONTRIB_RANKS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualFusion:
-    """A norm, the additions that it swallows (in graph order), and the node that replaces them.
+    """A norm, the additions that it absorbs (in graph order), and the node that replaces them.
 
-    ``operands`` are X, residual and, with two additions, the linear bias, as the model has them
-    before any fusion.  ``reshape`` stands between the last addition and the norm.
+    ``operands`` are X, residual and, with two additions, the linear bias, as in the model before
+    any fusion. ``reshape`` is between the last addition and the norm.
     """
 
     norm: ir.Node
@@ -63,12 +63,12 @@ class ResidualFusion:
 
     @property
     def place(self) -> ir.Node:
-        """The node before which the call will stand."""
+        """The node before which the call is inserted."""
         return _place(self.additions[-1], self.reshape)
 
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
-        """The nodes that nothing may read any more, in graph order."""
+        """The nodes that must have no other readers, in graph order."""
         reshape = () if self.reshape is None else (self.reshape,)
         return (*self.additions, *reshape, self.norm)
 
@@ -99,7 +99,7 @@ class ResidualFusion:
         return node, node.outputs[1] if self.with_sum else None
 
     def _contrib(self) -> tuple[ir.Node, ir.Value | None]:
-        """Return SkipSimplifiedLayerNormalization, which gives the sum last, and its sum."""
+        """Return SkipSimplifiedLayerNormalization, whose last output is the sum, and the sum."""
         x, residual, *bias = self.operands
         epsilon = self.norm.attributes.get_float("epsilon", _CONTRIB_EPSILON)
         node = ir.node(
@@ -110,12 +110,12 @@ class ResidualFusion:
             num_outputs=4 if self.with_sum else 1,
         )
         for statistic in node.outputs[1:3]:
-            statistic.name = ""  # left out
+            statistic.name = ""  # omitted
         return node, node.outputs[3] if self.with_sum else None
 
 
 def _place(addition: ir.Node, reshape: ir.Node | None) -> ir.Node:
-    """The target of a Reshape may be computed behind the addition: the later the better."""
+    """The target of a Reshape may be computed after the addition, so the later one."""
     return addition if reshape is None or _read_elsewhere(reshape.inputs[0]) else reshape
 
 
@@ -131,13 +131,13 @@ def residual_fusions(view: ModelInfo) -> tuple[ResidualFusion, ...]:
 
 
 def contrib_fusions(view: ModelInfo, types: Collection[ir.DataType]) -> tuple[ResidualFusion, ...]:
-    """Return the fusions of RMSNorms, of these types, that ONNX Runtime has an operator for."""
+    """Return the fusions of RMSNorms, of these types, for which ONNX Runtime has an operator."""
     norms = [node for node in view.nodes() if _has_contrib(view, node, types)]
     return tuple(_possible_fusions(view, norms))
 
 
 def _has_contrib(view: ModelInfo, norm: ir.Node, types: Collection[ir.DataType]) -> bool:
-    """Whether SkipSimplifiedLayerNormalization takes a norm: of one type, over the last axis."""
+    """Whether SkipSimplifiedLayerNormalization supports a norm: of one type, over the last axis."""
     if (norm.domain, norm.op_type, len(norm.inputs)) != ("", _CONTRIB_NORM, 2):
         return False
     x, gamma = norm.inputs
@@ -160,7 +160,7 @@ def _axes(norm: ir.Node) -> int:
 
 
 def _possible_fusions(view: ModelInfo, norms: Sequence[ir.Node]) -> list[ResidualFusion]:
-    """Return every fusion, where no addition takes part in two."""
+    """Return every fusion; an addition may be in only one."""
     taken: set[ir.Node] = set()
     fusions = []
     for node in norms:
@@ -172,7 +172,7 @@ def _possible_fusions(view: ModelInfo, norms: Sequence[ir.Node]) -> list[Residua
 
 
 def _adds_no_residual(node: ir.Node) -> bool:
-    """Whether a node is a call that has a twin with a residual and does not add one itself."""
+    """Whether a node is a call without a residual for which a variant with one exists."""
     signature = SIGNATURES.get(node.op_type) if node.domain == DOMAIN else None
     return signature is not None and not signature.residual and f"Add{node.op_type}" in SIGNATURES
 
@@ -205,7 +205,7 @@ def _read_elsewhere(value: ir.Value | None) -> bool:
 
 
 def _reshape_before(view: ModelInfo, norm: ir.Node) -> ir.Node | None:
-    """Return the Reshape that a norm reads, where it keeps the axes of the norm as they are."""
+    """Return the Reshape that a norm reads, if it keeps the axes of the norm."""
     reshape = producer_of(norm.inputs[0])
     if reshape is None or operator(reshape) != "Reshape":
         return None
@@ -227,9 +227,9 @@ def _keeps_rows(view: ModelInfo, reshape: ir.Node, axes: int) -> bool:
 def _operands(
     view: ModelInfo, norm: ir.Node, addition: ir.Node, taken: set[ir.Node]
 ) -> tuple[tuple[ir.Node, ...], tuple[ir.Value, ...]]:
-    """Return the additions to swallow, and X, residual and the bias of the last linear layer."""
+    """Return the additions to absorb, and X, residual and the bias of the last linear layer."""
     first, second = (value for value in addition.inputs if value is not None)
-    # A bias vector runs along the last axis only, so a norm over several axes cannot take one.
+    # A bias vector runs along the last axis only, so a norm over several axes cannot absorb it.
     if _axes(norm) == 1:
         for linear, residual in ((first, second), (second, first)):
             found = _biased(view, linear, addition, taken)
@@ -250,7 +250,7 @@ def _same_shape(view: ModelInfo, addition: ir.Node) -> bool:
 
 
 def ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
-    """Whether what else is read exists before the place where the call will stand."""
+    """Whether the other operands are computed before the place of the call."""
     if all(value is None or value.producer() is None for value in others):
         return True
     graph = place.graph
@@ -263,7 +263,7 @@ def ready(others: Sequence[ir.Value | None], place: ir.Node) -> bool:
 def _biased(
     view: ModelInfo, linear: ir.Value, addition: ir.Node, taken: set[ir.Node]
 ) -> tuple[ir.Node, ir.Value, ir.Value] | None:
-    """Return the addition of a bias vector that alone feeds ``linear``, its X and its bias."""
+    """Return the addition of a bias vector whose only reader is ``linear``, its X and its bias."""
     inner = linear.producer()
     if inner is None or inner in taken or not _is_add(inner, addition):
         return None

@@ -1,4 +1,4 @@
-"""What a deferred norm leaves, as calls: numbers of rows computed, multiplied, put under a root.
+"""The operators of deferral as calls: numbers of rows computed, multiplied, added under a root.
 
     RowScale      1 / sqrt(mean(x^2) + eps)                      its Add becomes AddRowScaleWithSum
     AddScaled..   a residual call whose X is a product with numbers of rows
@@ -31,12 +31,12 @@ from onnxfold.operators.functions import (
 from onnxfold.passes.lower.residual import ready
 from onnxfold.targets.norm_settings import NormSetting, of_one_setting
 
-ROUNDS = 3  # roots, sums with what they are added to, products that are left
+ROUNDS = 3  # roots, sums with their operands, remaining products
 
 
 @dataclass(frozen=True, slots=True)
 class RowFusion:
-    """Nodes in graph order, and the call that stands before the last of them."""
+    """Nodes in graph order, and the call inserted before the last of them."""
 
     nodes: tuple[ir.Node, ...]
     name: str
@@ -51,7 +51,7 @@ class RowFusion:
 
     @property
     def place(self) -> ir.Node:
-        """The node before which the call will stand: a sum may be read before the norm of it."""
+        """The node before which the call is inserted: a sum may be read before its norm."""
         return next(node for node in self.nodes if not set(node.outputs).isdisjoint(self.results))
 
     def lower(self) -> Lowered:
@@ -62,7 +62,7 @@ class RowFusion:
 
 
 def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
-    """Return the fusions of one round; those of the next are looked for in what it gives."""
+    """Return the fusions of one round; the next round searches the result."""
     match = (_root, _sum, _product)[number]
     taken: set[ir.Node] = set()
     found = []
@@ -75,7 +75,7 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
 
 
 def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:
-    """Return the node of this type that gives an operand which nothing else reads."""
+    """Return the node of this type that computes an operand without other readers."""
     value = None if node is None else node.inputs[index]
     producer = computed_by(value, op_type)
     if node is None or value is None or producer is None:
@@ -95,7 +95,7 @@ def _of_rows(view: ModelInfo, numbers: ir.Value | None, like: ir.Value | None) -
 
 
 def _shape(view: ModelInfo, value: ir.Value | None) -> Shape | None:
-    """The shape of a value; that of what a call gives follows from its first operand."""
+    """Return the shape of a value; a call's result has the shape of its first operand."""
     known = None if value is None else view.shape(value)
     node = producer_of(value)
     is_call = node is not None and node.domain == DOMAIN and node.op_type in SIGNATURES
@@ -107,7 +107,7 @@ def _shape(view: ModelInfo, value: ir.Value | None) -> Shape | None:
 
 
 def reduces_rows(view: ModelInfo, node: ir.Node, rank: int, axes: int = 1) -> bool:
-    """Whether a reduction of a tensor of a rank is along its last axes, which stay."""
+    """Whether a reduction of a tensor of a rank is along its last axes, which are kept."""
     reduced = view.axes(node)
     if reduced is None or not keeps_dims(node):
         return False
@@ -135,7 +135,7 @@ def _root(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
 def _inverse_root(
     view: ModelInfo, inverse: ir.Node | None
 ) -> tuple[list[ir.Node], ir.Value, ir.Value | None] | None:
-    """Match 1 / sqrt(mean(x * x) + e), whose Reciprocal is given; return the nodes, x and e."""
+    """Match 1 / sqrt(mean(x * x) + e) at its Reciprocal; return the nodes, x and e."""
     root = _before(inverse, "Sqrt")
     shifted = _before(root, "Add")
     mean = _before(shifted, "ReduceMean")
@@ -153,7 +153,7 @@ def _row_scale(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
     nodes, x, _ = found
     scale = node.outputs[0]
     if any(x in use.node.inputs for use in scale.uses()):
-        return  # a norm in several operators, no scale of another's rows
+        return  # a norm in several operators, not a scale of another's rows
     yield RowFusion(tuple(nodes), "RowScale", (x,), (scale,), epsilon)
 
 
@@ -181,7 +181,7 @@ def _row_epsilon(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
 def _follower(
     view: ModelInfo, value: ir.Value, op_type: str
 ) -> tuple[ir.Node | None, ir.Value | None]:
-    """Return what alone reads a value and joins it with a constant vector of its last axis."""
+    """Return the only reader of a value that joins it with a constant vector of its last axis."""
     node, producer, width = only_reader(value), value.producer(), view.dim(value, -1)
     if node is None or producer is None or operator(node) != op_type:
         return None, None
@@ -195,7 +195,7 @@ def _follower(
 
 
 def _scaled(view: ModelInfo, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """Match x * s, s a number of each row; return both."""
+    """Match x * s, s one number per row; return both."""
     if operator(node) != "Mul":
         return None
     for x, rows in (tuple(node.inputs), tuple(node.inputs)[::-1]):
@@ -205,7 +205,7 @@ def _scaled(view: ModelInfo, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _product(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    """X * s + bias and activations; a product alone is as cheap as it is."""
+    """Match x * s + bias and activations; a product alone is not worth a call."""
     found = _scaled(view, node)
     if found is None:
         return
@@ -284,7 +284,7 @@ def _row_scale_of_sum(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
 
 
 def _scaled_residual(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
-    """X of a residual call, or its residual where no bias is added to X."""
+    """Match X of a residual call, or its residual if no bias is added to X."""
     signature = SIGNATURES[node.op_type]
     for index in (0,) if signature.linear_bias else (0, 1):
         product = _before(node, "Mul", index)
@@ -293,7 +293,7 @@ def _scaled_residual(view: ModelInfo, node: ir.Node) -> Iterator[RowFusion]:
             continue
         rest = [value for value in node.inputs if value is not None]
         rest.pop(index)
-        at = 2 if signature.linear_bias else 1  # row_scale stands behind residual and linear_bias
+        at = 2 if signature.linear_bias else 1  # row_scale comes after residual and linear_bias
         inputs = (found[0], *rest[:at], found[1], *rest[at:])
         epsilon = node.attributes.get_float("epsilon", 0.0)
         yield RowFusion((product, node), _TWINS[node.op_type], inputs, tuple(node.outputs), epsilon)

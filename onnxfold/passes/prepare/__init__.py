@@ -1,1 +1,1 @@
-"""A working copy of a model in which every norm stands alone."""
+"""A working copy of a model in which every norm is a separate operator."""

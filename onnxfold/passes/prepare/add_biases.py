@@ -1,7 +1,7 @@
-"""Constants that are taken from something, added: h - c = h + (-c), exactly.
+"""Subtracted constants as added ones: h - c = h + (-c), exactly.
 
-A layer without a bias of its own has it in an Add behind, which takes what moves into the layer; a
-norm that is spelled out has its beta there.  A Gemm without C takes it as C, times 1.
+A layer without a bias has it in a following Add, which absorbs what moves into the layer; a
+spelled-out norm has its beta there. A Gemm without C can absorb it as C, times 1.
 """
 
 import numpy as np
@@ -15,9 +15,10 @@ from onnxfold.operators.new_nodes import weight_value
 
 
 def add_biases(view: ModelInfo) -> int:
-    """Let layers of a working copy with types take biases; return how many are changed.
+    """Prepare layers of a typed working copy for biases; return how many are changed.
 
-    Every Sub of a constant becomes an Add, and a Gemm without C has no factor of it.
+    return how many are changed. Every Sub of a constant becomes an Add, and a Gemm without C loses
+    its factor for C.
     """
     subtractions = [node for node in view.nodes() if _takes_bias(view, node)]
     taken = {value.name for graph in view.graphs for value in graph_values(graph)}
@@ -28,7 +29,7 @@ def add_biases(view: ModelInfo) -> int:
 
 
 def _scales_nothing(node: ir.Node) -> bool:
-    """Whether a Gemm has a factor of a C that it has not, as jax2onnx writes layers of Equinox."""
+    """Whether a Gemm without C has a factor for it, as jax2onnx writes layers of Equinox."""
     without = operator(node) == "Gemm" and operand(node, 2) is None
     return without and "beta" in node.attributes
 

@@ -1,7 +1,7 @@
-"""Constant expressions that products and sums read, stored as weights: x * (1 + g) as x * g'.
+"""Constant expressions in products and sums, stored as weights: x * (1 + g) as x * g'.
 
-Only a constant that is stored can be merged or move, and be followed by the proof.  It has the bits
-that every runtime computes: IEEE 754 says how sums, products and conversions are rounded.
+Only a stored constant can be merged or move, and be followed by the proof. It has the bits that
+every runtime computes: IEEE 754 defines how sums, products and conversions are rounded.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""Operands of Identity, read directly: exporters name a value twice, or share a weight, by one.
+"""Operands of Identity, read directly: exporters use one to rename a value, or to share a weight.
 
-Paddle2ONNX puts one behind most operators, and TorchScript gives the second user of a weight one,
-which a loop around that user leaves outside.
+Paddle2ONNX writes one after most operators, and TorchScript one for the second user of a weight,
+outside of a loop that contains the user.
 """
 
 import onnx_ir as ir

@@ -1,7 +1,7 @@
-"""Weights that a loop hands on unchanged from step to step, read by its body from outside instead.
+"""Replace loop-invariant weight states by outer-scope reads.
 
-A state of Loop or Scan whose next value is its value is what it began with, at every step and
-behind the last one.  tf2onnx gives the loops of Keras' LSTM and GRU their weights as such states.
+A state of Loop or Scan whose next value is its value is constant, at every step and after the last
+one. tf2onnx passes the weights of Keras' LSTM and GRU to their loops as such states.
 """
 
 import onnx_ir as ir
@@ -11,11 +11,11 @@ from onnxfold.graph.edit import drop_states
 from onnxfold.graph.traversal import all_graphs, graph_values
 
 _FIRST_STATE = {"Loop": (2, 1), "Scan": (0, 0)}  # among inputs; among outputs of the body
-_SCAN_WITHOUT_BATCHES = 9  # opset: the older Scan has another first input, and an axis of batches
+_SCAN_WITHOUT_BATCHES = 9  # opset: the older Scan has another first input, and a batch axis
 
 
 def read_from_outside(model: ir.Model) -> int:
-    """Take the states that are weights and stay as they are from every loop, in place.
+    """Remove states that are constant weights from every loop, in place.
 
     Returns how many there were.
     """
@@ -46,7 +46,7 @@ def _free(loop: ir.Node, body: ir.Graph) -> int:
 
 
 def _stays(before: ir.Value, after: ir.Value) -> bool:
-    """Whether the next value of a state is its value, maybe behind Identity."""
+    """Whether the next value of a state is its value, possibly through Identity."""
     node = after.producer()
     while node is not None and operator(node) == "Identity" and node.inputs[0] is not None:
         after = node.inputs[0]

@@ -1,6 +1,6 @@
 """Products of constants in a row, merged: (x * g) * k = x * (g k), rounded once; (-x) * k = x * -k.
 
-A norm's gamma is then one operand, however many factors the model spells it with.
+A norm's gamma is then one operand, whatever the number of factors in the model.
 """
 
 from collections.abc import Callable, Set
@@ -68,7 +68,7 @@ def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | No
 
 
 def product_of(first: Array, second: Array) -> Array | None:
-    """Return the product of constants; None where it overflows or underflows, as x a b may not."""
+    """Return the product of constants; None if it over- or underflows, as x a b may not."""
     if ir.DataType.from_numpy(first.dtype) not in FLOATS:
         return np.asarray(np.multiply(first, second))
     with np.errstate(all="ignore"):

@@ -1,6 +1,6 @@
-"""Which functions of domain onnxfold are ours: those whose bodies are the ones that we write.
+"""Which functions of domain onnxfold are ours: those with the bodies that onnxfold writes.
 
-A model may bring a function of its own under such a name; it is then a function like any other.
+A model may have its own function with such a name; it is then a function like any other.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -46,7 +46,7 @@ def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
 def spell_out(
     model: ir.Model, keys: Collection[ir.OperatorIdentifier]
 ) -> set[ir.OperatorIdentifier]:
-    """Give functions of ours the bodies of the one type of their calls, without Casts.
+    """Replace bodies of our functions by the one for the type of their calls, without Casts.
 
     Returns those for which that is possible: all calls have one known type.
     """
@@ -72,7 +72,7 @@ def spell_out(
 def _written(
     body: ir.Function, axes: int, epsilon: float, levels: float, least: float
 ) -> Iterator[ir.Function]:
-    """Yield the bodies that we write for such a call, of each element type and spelling."""
+    """Yield the bodies that onnxfold writes for such a call, of each element type and spelling."""
     ranks = range(LARGEST_EXPONENT_RANK + 1)
     for spelling in product((False, True), _TYPES, (True, False), (False, True), ranks):
         turned, dtype, convertible, rms_operator, rank = spelling
@@ -86,7 +86,7 @@ def _written(
 
 
 def _key(body: ir.Function) -> _Key:
-    """Return what a function computes: its nodes with values numbered, not named."""
+    """Return a key of a function's computation: its nodes with values numbered, not named."""
     numbers: dict[ir.Value | None, int] = {None: -1}
 
     def number(value: ir.Value | None) -> int:

@@ -1,7 +1,8 @@
-"""Parts of weights and weights in another shape, stored as they are read.
+"""Parts of weights, and reshaped weights, stored separately.
 
-dynamo leaves large weights as modules hold them: the projection of a decoder's cross-attention is
-a Split of one weight.  Stored apart, each part is a weight that gamma, beta and means move into.
+dynamo leaves large weights as modules store them: the projection of a decoder's cross-attention is
+a Split of one weight. Stored separately, each part is a weight into which gamma, beta and means can
+move.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,10 @@ _Index: TypeAlias = tuple[slice | int, ...]
 
 
 def store_parts(view: ModelInfo) -> int:
-    """Store the parts of weights in a working copy with types; return how many weights had any.
+    """Store the parts of weights in a typed working copy; return how many weights had parts.
 
-    Those of parts too, which come behind.  A weight stays whole where something reads all of it, or
-    where its parts overlap.
+    This includes parts of parts. A weight stays whole if something reads all of it, or if its parts
+    overlap.
     """
     nodes = [node for node in view.nodes() if node.inputs]
     return sum(node.graph is not None and _store(view, node.inputs[0]) for node in nodes)

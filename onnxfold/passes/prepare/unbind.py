@@ -1,7 +1,7 @@
 """Elements of an unbound tensor, picked from the tensor itself: SequenceAt(unbind(x), i) = x[i].
 
-TorchScript runs recurrent layers, as a stacked LSTM with LayerNorm, over the elements of a
-sequence, of which no operator behind it tells a shape.  Gather tells it, and copies one step
+TorchScript runs recurrent layers, such as a stacked LSTM with LayerNorm, over the elements of a
+sequence, which hides their shape from downstream operators. Gather reveals it, and copies one step
 instead of all.
 """
 
@@ -17,14 +17,14 @@ from onnxfold.passes.split_skip_norms import Builder
 def pick_from_tensors(model: ir.Model) -> tuple[str, ...]:
     """Replace SequenceAt and SequenceLength of unbound tensors, in place; return their names.
 
-    Shapes that the model declares behind them are forgotten, but for its outputs': exporters infer
-    them as if the axis were still there.
+    Declared shapes downstream are dropped, except the outputs': exporters infer them as if the axis
+    were still there.
     """
     found = [node for node in all_nodes(model) if is_unbind(node)]
     if not found:
         return ()
     for value in behind_unbind(model) - set(model.graph.outputs):
-        if not value.is_graph_input():  # a state has the shape of what it begins with
+        if not value.is_graph_input():  # a state has the shape of its initial value
             value.shape = None
     builder, names = Builder(model), []
     for unbind in found:

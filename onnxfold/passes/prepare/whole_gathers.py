@@ -1,7 +1,7 @@
-"""Gathers of all elements of a flattened tensor in their order, which are Reshapes of it.
+"""Gathers of all elements of a flattened tensor in order, which are Reshapes of it.
 
-dynamo writes those for as_strided, in which its average pooling ends, as before the last norm of
-torchvision's ConvNeXt: of [N, C, 1, 1] with the indices n C + c, a constant where N is known,
+dynamo writes these for as_strided, the end of its average pooling, for example before the last norm
+of torchvision's ConvNeXt: of [N, C, 1, 1] with the indices n C + c, a constant where N is known,
 otherwise the sum of one along C and of n C computed.
 """
 
@@ -24,14 +24,17 @@ _MOST_TERMS = 8  # of indices: torch writes one for each axis
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What is flattened and read, and the shape that it gets, with -1 for a size that is open."""
+    """The flattened tensor, and its new shape, with -1 for an unknown size."""
 
     flat: ir.Node
     sizes: tuple[int, ...]
 
 
 def reshape_whole(model: ir.Model) -> tuple[str, ...]:
-    """Replace such Gathers, in place, where the shape of what they read is known; name them."""
+    """Replace such Gathers, in place, if the shape of their operand is known.
+
+    Return their names.
+    """
     gathers = {node: whole for node in all_nodes(model) if (whole := _whole(node)) is not None}
     before = _before(model, gathers)
     builder = Builder(model)
@@ -46,7 +49,7 @@ def reshape_whole(model: ir.Model) -> tuple[str, ...]:
 
 
 def _before(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    """Return what nodes need, in the order of the model, so that a sweep begins at the end."""
+    """Return what nodes need, in the order of the model, so that a sweep starts at the end."""
 
     def makers(node: ir.Node) -> list[ir.Node]:
         return [maker for value in operands(node) if (maker := value.producer()) is not None]
@@ -56,7 +59,7 @@ def _before(model: ir.Model, nodes: Iterable[ir.Node]) -> list[ir.Node]:
 
 
 def _whole(node: ir.Node) -> _Whole | None:
-    """Return the Reshape to a vector of which a node picks each element in its place."""
+    """Return the Reshape to a vector whose elements a node picks in order, or None."""
     if node.op_type != "Gather" or node.domain or node.attributes.get_int("axis", 0) != 0:
         return None
     flat, indices = computed_by(node.inputs[0], "Reshape"), known_operand(node, 1)
@@ -72,7 +75,7 @@ def _whole(node: ir.Node) -> _Whole | None:
 
 
 def _of_open_rows(flat: ir.Node, indices: ir.Value) -> _Whole | None:
-    """Return the Reshape whose rows, as many as those of the indices, are read one by one."""
+    """Return the Reshape whose rows, as many as the indices' rows, are read one by one, or None."""
     given = None if flat.inputs[0] is None else flat.inputs[0].shape
     if given is None or indices.shape is None or not _has_open_rows(given, indices.shape):
         return None
@@ -86,7 +89,7 @@ def _of_open_rows(flat: ir.Node, indices: ir.Value) -> _Whole | None:
 
 
 def _has_open_rows(given: ir.Shape, picked: ir.Shape) -> bool:
-    """Whether both shapes have the same named size in front, and equally many elements in a row."""
+    """Whether both shapes start with the same named size, and have rows of equal size."""
     first, second = given.dims[:1], picked.dims[:1]
     named = first == second != () and isinstance(first[0], ir.SymbolicDim) and first[0].value
     rows = [[size for size in shape.dims[1:] if isinstance(size, int)] for shape in (given, picked)]
@@ -95,7 +98,7 @@ def _has_open_rows(given: ir.Shape, picked: ir.Shape) -> bool:
 
 
 def _terms(value: ir.Value) -> list[ir.Value]:
-    """Return what a value is the sum of, nothing where that are many."""
+    """Return the terms of a value that is a sum, or nothing if there are many."""
     terms: list[ir.Value] = []
     waiting = [value]
     while waiting and len(terms) + len(waiting) <= _MOST_TERMS:
@@ -109,7 +112,7 @@ def _terms(value: ir.Value) -> list[ir.Value]:
 
 
 def _counts_rows(value: ir.Value, step: int) -> bool:
-    """Whether a value is 0, step, 2 step and so on along its first axis, and has no other."""
+    """Whether a value is 0, step, 2 step and so on along its only nontrivial axis, the first."""
     spread = computed_by(value, "Unsqueeze")
     scaled = computed_by(None if spread is None else spread.inputs[0], "Mul")
     if scaled is None or value.shape is None or any(size != 1 for size in value.shape[1:]):

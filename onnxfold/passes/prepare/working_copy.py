@@ -1,11 +1,11 @@
-"""A working copy of a model in which every norm stands alone.
+"""A working copy of a model in which every norm is a separate operator.
 
-Calls of model-local functions are inlined, except those that are ours, and operators that fuse a
-residual addition with a norm are split into the addition and the norm, so that the analysis
-walks through the addition; lowering fuses them again.  Elements of an unbound tensor are picked
-from the tensor, operands of Identity are read directly, and weights that a loop hands on are read
-from outside.  Parts of weights are stored apart, constant expressions stored, factors in a row
-merged, and biases added.
+Calls of model-local functions are inlined, except our own, and operators that fuse a residual
+addition with a norm are split into the addition and the norm, so that the analysis sees the
+addition; lowering fuses them again. Elements of an unbound tensor are picked from the tensor,
+operands of Identity are read directly, and loop-invariant weights are read from the outer scope.
+Parts of weights are stored separately, constant expressions are stored, chained factors merged, and
+biases added.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
 _OVERRIDABLE_SINCE_IR = 4
-# What is done to constants, in order: later ones look at the weights that earlier ones have made.
+# The edits of constants, in order: later ones see the weights that earlier ones created.
 _GIVEN = (
     store_parts,
     fold_constants,
@@ -46,11 +46,11 @@ _WRITTEN = (merge_constant_factors, add_biases)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The working copy, and what was done to it.
+    """The working copy, and the changes to it.
 
-    Names of inlined functions and of split nodes; ``unsplit`` says which functions could not be
-    inlined, which nodes could not be split, and why.  ``plain``: norms of ours that append or leave
-    something are calls as they were.
+    They are the names of inlined functions and of split nodes; ``unsplit`` explains which functions
+    could not be inlined and which nodes could not be split. ``plain``: norms of ours that append or
+    drop a channel are plain calls.
     """
 
     info: ModelInfo
@@ -76,17 +76,16 @@ def prepare(
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
     ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
-    ``deferred``: what deferred norms leave too, so that they can be taken back.  ``inferred``: the
-    model has the types and shapes that can be known, and what is left as it is keeps them.
-    ``written``: it is what passes made of a prepared model, with which it is compared constant by
-    constant.
-    Tensors are shared with the original.  Raises ModelError for functions that call themselves.
+    ``deferred``: the calls of deferred norms too, so that they can be undone. ``inferred``: the
+    model's types and shapes are already inferred, and unchanged parts keep them. ``written``: it is
+    the passes' result for a prepared model, with which it is compared constant by constant. Tensors
+    are shared with the original. Raises ModelError for recursive functions.
     """
     clone = model.clone()
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
         from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
-        # Every initializer had to be listed as an input, and none could be overridden.
+        # Every initializer had to be listed as an input, and could not be overridden.
         RemoveInitializersFromInputsPass()(clone)
         inferred = False
     inlined = _inline(clone, compressed, deferred)
@@ -103,7 +102,7 @@ def prepare(
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """Split skip forms until no more can be; types are inferred only where one asks for them."""
+    """Split skip forms until none is left; types are inferred only if one needs them."""
     done, left = _split(model)
     while left:
         fill_types(model)
@@ -155,9 +154,9 @@ def _own_functions(model: ir.Model) -> set[ir.OperatorIdentifier]:
 
 
 def _take_version_of(model: ir.Model, function: ir.Function) -> None:
-    """Give a function the model's operator sets, as far as its operators are the same in both.
+    """Give a function the model's operator sets if its operators are the same in both.
 
-    The functions of the model are the same in every version: they are found by name.
+    Functions are the same in every version of the model, because they are found by name.
     """
     others = [node for node in function.all_nodes() if node.op_identifier() not in model.functions]
     for domain, version in _imports(function):
@@ -178,7 +177,7 @@ def _same_operator(name: str, domain: str, version: int, other: int) -> bool:
 
 
 def _left_whole(model: ir.Model) -> Iterator[Refusal]:
-    """Say of the functions that are not ours, and still there, why they were not inlined."""
+    """Explain why functions other than ours were not inlined."""
     for (domain, name, _), function in model.functions.items():
         why = None if domain == DOMAIN else _why_whole(model, function)
         if why is not None:
@@ -187,7 +186,7 @@ def _left_whole(model: ir.Model) -> Iterator[Refusal]:
 
 
 def _why_whole(model: ir.Model, function: ir.Function) -> str | None:
-    """Say why the body means another thing in the main graph, or None."""
+    """Return why the body would have another meaning in the main graph, or None."""
     for domain, version in _imports(function):
         others = model.graph.opset_imports.get(domain, version)
         if others != version:
@@ -199,7 +198,7 @@ def _why_whole(model: ir.Model, function: ir.Function) -> str | None:
 
 
 def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:
-    """Yield the operator sets that the nodes of a function really use."""
+    """Yield the operator sets that the nodes of a function actually use."""
     used = {node.domain for node in function.all_nodes()}
     for domain, version in list(function.opset_imports.items()):
         if domain in used:

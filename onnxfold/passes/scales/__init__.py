@@ -1,1 +1,1 @@
-"""Per-channel scales and shifts move into the linear layer before them."""
+"""Per-channel scales and shifts move into the upstream linear layer."""

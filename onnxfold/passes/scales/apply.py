@@ -1,4 +1,4 @@
-"""Carries out scale fusions: linear layers take over the operators behind them, which go."""
+"""Apply scale fusions: linear layers absorb the operators after them, which are removed."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from onnxfold.weights.edits import Scale, Shift
 
 
 def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> None:
-    """Carry out the fusions in order: a later one scales what an earlier one has added."""
-    del settings  # what moves has been decided
+    """Apply the fusions in order: a later one scales what an earlier one has added."""
+    del settings  # the moves are already decided
     values = edit.info.by_ref()
     made: list[tuple[ScaleFusion, ChannelOp]] = []
     for fusion in plan.fusions:
@@ -53,7 +53,7 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
 
 
 def _put_before(edit: Editor, addition: ir.Node, index: int, op: ChannelOp) -> ir.Value:
-    """Let a sum read the scale of what it read at an input; return it."""
+    """Move a scale before an operand of a sum, and return the scaled operand."""
     x, new = known_operand(addition, index), NewNodes(edit.info.opset)
     operands = [x if i == op.index else operand for i, operand in enumerate(op.node.inputs)]
     factor = new.op(op.node.op_type, *operands)

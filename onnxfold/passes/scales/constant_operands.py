@@ -1,7 +1,7 @@
-"""The constants that an operator reads element by element: what takes a scale there.
+"""The constants that an operator reads element by element, which can absorb a scale.
 
-A norm that stays before a scale has its gamma and beta for it: c (g x + b) = (c g) x + c b.  So has
-a product by a constant its factor, and a sum its constant.
+A norm before a scale absorbs it in its gamma and beta: c (g x + b) = (c g) x + c b. A product by a
+constant absorbs it in its factor, and a sum in its constant.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _GAMMA, _BETA = 1, 2
 def bias_root(
     view: ModelInfo, reader: Reader, channels: Channels, output: ir.Value
 ) -> EditPlace | None:
-    """Return the constant that is an operand itself, with the channels that it has of a result."""
+    """Return the constant that is itself an operand, with its channels of the result."""
     operand, rank = reader.node.inputs[reader.index], view.rank(output)
     tensor = view.tensor(operand)
     if operand is None or tensor is None or rank is None:
@@ -37,7 +37,7 @@ def bias_root(
 
 
 def factor_of(view: ModelInfo, value: ir.Value, channels: Channels) -> list[EditPlace]:
-    """Return the place of a constant factor of a product or quotient, or of its factors, if any."""
+    """Return the place of a product's or quotient's constant factor, or of its factors, if any."""
     node = known_producer(value)
     numerators = facets.numerators(row_of(node))
     for index in numerators:
@@ -66,7 +66,7 @@ def is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NormConstants:
-    """Gamma of a norm that is one operator, beta where there is one, and where one may be added."""
+    """Gamma of a norm that is one operator, beta if there is one, and where one may be added."""
 
     gamma: EditPlace
     beta: EditPlace | None
@@ -74,9 +74,9 @@ class NormConstants:
 
 
 def norm_constants(view: ModelInfo, site: NormSite, channels: Channels) -> NormConstants | None:
-    """Return the places of gamma and beta, None where one is no constant of its own.
+    """Return the places of gamma and beta, or None if one is not a separate constant.
 
-    A gamma per group takes no scale per channel.
+    A gamma per group cannot absorb a scale per channel.
     """
     node = site.last
     gamma = _part_of(view, site, channels, _GAMMA)
@@ -102,7 +102,7 @@ def _part_of(view: ModelInfo, site: NormSite, channels: Channels, index: int) ->
 def _operand_root(
     view: ModelInfo, reader: Reader, channels: Channels, output: ir.Value
 ) -> EditPlace | None:
-    """Return the constant behind an operand that broadcasts; for one number, through layouts."""
+    """Return the constant upstream of a broadcast operand; for one number, also through layouts."""
     if channels.digits:
         return bias_root(view, reader, channels, output)
     root = root_of(view, reader, SCALAR, SCALAR)

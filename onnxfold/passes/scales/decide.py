@@ -1,4 +1,4 @@
-"""Deciding which scales, biases and BatchNormalizations move into the linear layer before them."""
+"""Decide which scales, biases and BatchNormalizations move into the upstream linear layer."""
 
 from collections.abc import Container, Iterable, Iterator
 
@@ -36,7 +36,7 @@ from onnxfold.weights.narrow import refuse_narrow
 
 
 def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
-    """Return what linear layers take over, and which weights that widens much."""
+    """Return what linear layers absorb, and which weights that widens much."""
     fusions, refusals = decide_scales(
         info,
         find_norms(info),
@@ -74,27 +74,27 @@ def decide_scales(
     scores: bool = True,
     without: Container[str] = (),
 ) -> tuple[tuple[ScaleFusion, ...], tuple[tuple[str, Refusal], ...]]:
-    """Return the operators that a linear layer before them can do in its weights.
+    """Return the operators that an upstream linear layer can absorb in its weights.
 
-    And those, by reference, that would leave a weight of 16 bits with too few.
+    Also return, by reference, those that would leave a 16-bit weight with too few bits.
 
-    The nodes of a norm stay, whatever they are, but for the alpha of a DyT and for factors, sums
-    and signs behind a gamma and a beta, which become one of each.  Signs behind a layer stay, since
-    runtimes know rotary embeddings by them.  A weight with other readers is copied up to
-    ``allow_split_bytes``, and left alone above.  Without ``scores`` the scales of attention scores
-    stay.  ``without``: references of results of operators that stay.
+    The nodes of a norm stay, except the alpha of a DyT and factors, sums and signs after a gamma
+    and a beta, which become one of each. Signs after a layer stay, because runtimes recognize
+    rotary embeddings by them. A weight with other readers is copied up to ``allow_split_bytes``,
+    and left alone above. Without ``scores`` the scales of attention scores stay. ``without``:
+    references of results of operators that stay.
     """
     sites = tuple(sites)
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     of_norms -= {node for site in sites for node in _last_constants(view, site)}
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
     bare = {site.output for site in sites if _lacks_gamma_alone(site)}
-    passed: dict[ir.Value, ir.Value] = {}  # by the results of what moves, the value before it all
-    given: dict[ir.Value, ir.Value] = {}  # by the sums of norms, the product that takes factors
-    biased: set[ir.Node] = set()  # layers that an earlier fusion gives a bias
+    passed: dict[ir.Value, ir.Value] = {}  # by the results of what moves, the value before it
+    given: dict[ir.Value, ir.Value] = {}  # by the sums of norms, the product that absorbs factors
+    biased: set[ir.Node] = set()  # layers to which an earlier fusion adds a bias
     fusions: list[ScaleFusion] = []
     refusals: list[tuple[str, Refusal]] = []
-    scaled: dict[str, ir.TensorProtocol] = {}  # weights of 16 bits as earlier fusions leave them
+    scaled: dict[str, ir.TensorProtocol] = {}  # weights of 16 bits after earlier fusions
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
@@ -129,9 +129,9 @@ def _few_bits(
     weight: ir.Value,
     scaled: dict[str, ir.TensorProtocol],
 ) -> Refusal | None:
-    """Say why a scale would leave a weight with too few bits; note what it leaves otherwise.
+    """Return why a scale would leave a weight with too few bits; otherwise record its result.
 
-    Biases are rounded beside what the weight gives.
+    Biases are rounded like the products of the weight.
     """
     if op.scale is None or weight.dtype not in HALVES:
         return None
@@ -149,7 +149,7 @@ def _is_sign_of_layer(node: ir.Node, writer: LinearWriter) -> bool:
 
 
 def _last_constants(view: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
-    """Yield the products and sums with constants, and the signs, that end a norm spelled out."""
+    """Yield the products and sums with constants, and the signs, that end a spelled-out norm."""
     value: ir.Value | None = site.output
     while value is not None:
         node = value.producer()
@@ -161,13 +161,13 @@ def _last_constants(view: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
 
 
 def _scales_by_gamma(site: NormSite) -> bool:
-    """Whether a norm is one operator, which multiplies by gamma and adds beta in the end."""
+    """Whether a norm is one operator, which multiplies by gamma and adds beta at the end."""
     operator = site.form is not NormForm.DECOMPOSED and site.refusal is None
     return operator and site.kind in (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
 def _lacks_gamma_alone(site: NormSite) -> bool:
-    """Whether a norm spelled out, that an operator may stand for, has a beta and no gamma."""
+    """Whether a spelled-out norm for which an operator exists has a beta and no gamma."""
     spelled = site.form is NormForm.DECOMPOSED and site.refusal is None
     return spelled and site.gamma is None and site.beta is not None
 
@@ -202,7 +202,7 @@ def _fusion(
 
 
 def _shifted(view: ModelInfo, op: ChannelOp, writer: LinearWriter) -> Place | None:
-    """Return the constant that takes the shift: the bias next to the operator, or a new one."""
+    """Return the constant that absorbs the shift: the bias next to the operator, or a new one."""
     size = op.channels.size if writer.part is None else writer.part[2]
     if writer.biases:
         root = writer.biases[0]

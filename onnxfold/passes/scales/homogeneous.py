@@ -1,7 +1,7 @@
-"""One number through operators: f(c x) = c f(x), also where x has several readers that meet again.
+"""One number through operators: f(c x) = c f(x), even if x has several readers that meet again.
 
 A rotary embedding is x * cos + turned(x) * sin, with turned(x) made of Slices of x, Neg and Concat:
-every way from x to the sum takes a factor along once.
+every path from x to the sum carries a factor once.
 """
 
 from collections.abc import Collection
@@ -15,13 +15,13 @@ from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
 
-_MOST_NODES = 64  # of one rotary embedding there are some ten
+_MOST_NODES = 64  # one rotary embedding has about ten
 
 
 def carries_factor(view: ModelInfo, node: ir.Node, scaled: Collection[int]) -> bool:
-    """Whether c times the inputs ``scaled``, and the others as they are, give c times each output.
+    """Whether scaling the inputs ``scaled`` by c, and no others, scales each output by c.
 
-    Law: f(c x) = c f(x) for every number c, in the element type of x.
+    f(c x) = c f(x) for every number c, in the element type of x.
     """
     row, inputs = row_of(node), set(scaled)
     if elements_of(view, node)[0] > Elements.LINEAR or not _gives_alike(node):
@@ -34,16 +34,16 @@ def carries_factor(view: ModelInfo, node: ir.Node, scaled: Collection[int]) -> b
 
 
 def _gives_alike(node: ir.Node) -> bool:
-    """Whether all outputs that are read are of the numbers that come in."""
+    """Whether all outputs that are read consist of the input's numbers."""
     rest = node.outputs[1:]
     unread = not any(output.uses() or output.is_graph_output() for output in rest)
     return unread or facets.scales_every_output(row_of(node))
 
 
 def common_source(view: ModelInfo, value: ir.Value) -> ir.Value | None:
-    """Return the nearest x, in several ways, of value = f(x), f(c x) = c f(x), None without one.
+    """Return the nearest x, over several paths, with value = f(x) and f(c x) = c f(x), or None.
 
-    Nothing but ``value`` then depends on x, in the same graph.
+    Only ``value`` then depends on x, in the same graph.
     """
     seen: dict[ir.Value, None] = {value: None}
     waiting = [value]
@@ -71,7 +71,7 @@ def _activations(view: ModelInfo, node: ir.Node) -> tuple[int, ...]:
 
 
 def _all_meet(view: ModelInfo, start: ir.Value, end: ir.Value) -> bool:
-    """Whether c times ``start`` is c times ``end``, and nothing else that is read."""
+    """Whether scaling ``start`` by c scales ``end`` by c, and nothing else that is read."""
     scaled = {start}
     waiting = [start]
     touched: dict[ir.Node, None] = {}
@@ -88,7 +88,7 @@ def _all_meet(view: ModelInfo, start: ir.Value, end: ir.Value) -> bool:
             if _carries(view, node, scaled) and not scaled.issuperset(node.outputs):
                 scaled |= set(node.outputs)
                 waiting += node.outputs
-    # A node may have been passed before all of its inputs were known to be scaled.
+    # A node may have been visited before all of its inputs were known to be scaled.
     return end in scaled and all(_carries(view, node, scaled) for node in touched)
 
 

@@ -1,4 +1,4 @@
-"""What a linear layer takes over from the operator behind it: which constants change, and how."""
+"""What a linear layer absorbs from the operator after it: which constants change, and how."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from onnxfold.refusal import Refusal
 
 @dataclass(frozen=True, slots=True)
 class ScaleFusion:
-    """An operator z = scale * y + shift that goes, for the linear layer before it does it.
+    """An operator z = scale * y + shift that is absorbed by an upstream linear layer.
 
-    ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
-    the constants that take the scale, ``shifted`` the one that takes the shift after it.  ``part``:
-    start, length and total of the channels that the scale is of, behind a Split of all of them.
-    ``moved``: the operator does not go, but in front of the sum behind which it stands.
+    ``output`` is the reference of z, ``writer`` of the linear layer's result; ``scaled`` are the
+    constants that absorb the scale, ``shifted`` the one that then absorbs the shift. ``part``:
+    start, length and total of the scaled channels, after a Split of all of them. ``moved``: the
+    operator is not removed, but moved before the sum that it follows.
     """
 
     name: str
@@ -33,9 +33,9 @@ class ScaleFusion:
 
 @dataclass(frozen=True, slots=True)
 class ScalesPlan:
-    """What linear layers take over from the operators after them, and the ranges that grow.
+    """What linear layers absorb from the operators after them, and the ranges that grow.
 
-    ``refusals``: which operators stay though a layer could take them, by reference, and why.
+    ``refusals``: which operators stay though a layer could absorb them, by reference, and why.
     """
 
     fusions: tuple[ScaleFusion, ...] = ()
@@ -49,5 +49,5 @@ class ScalesPlan:
 
     def left_out(self, reason: str) -> "ScalesPlan":
         """Return the plan to move nothing."""
-        del reason  # scales have no row in the report
+        del reason  # the report has no rows for scales
         return ScalesPlan(refusals=self.refusals)

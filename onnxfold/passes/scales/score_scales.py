@@ -1,6 +1,6 @@
-"""The scale of attention scores, 1 / sqrt(d), which runtimes look for where exporters put it.
+"""The scale of attention scores, 1 / sqrt(d), which runtimes expect where exporters write it.
 
-ONNX Runtime makes FusedMatMul of it, and its Attention fusion, OpenVINO's and TensorRT's match
+ONNX Runtime fuses it into FusedMatMul, and its Attention fusion, OpenVINO's and TensorRT's match
 MatMul, Mul or Div, (Add,) Softmax.
 """
 
@@ -13,7 +13,7 @@ from onnxfold.graph.operands import operands
 from onnxfold.graph.reached import reached
 from onnxfold.passes.scales.constant_operands import is_weight
 
-# What exporters write between a scale and Softmax; behind other layouts no runtime looks for it.
+# Operators that exporters write between a scale and Softmax; runtimes do not search beyond others.
 _PRODUCTS = frozenset({"Einsum", "FusedMatMul", "MatMul"})
 _BETWEEN = frozenset(
     "Add Cast Concat Div Expand Identity Mul Reshape Split Squeeze Sub Transpose Unsqueeze "
@@ -25,9 +25,9 @@ _FOUND: WeakKeyDictionary[ModelInfo, frozenset[ir.Node]] = WeakKeyDictionary()
 
 
 def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether a Mul or Div is on a way to Softmax: in or before a product of two activations.
+    """Whether a Mul or Div is on a path to Softmax, in or before a product of two activations.
 
-    All ways are found once for each version of a model: a view answers for one version only.
+    All paths are found once for each version of a model: a view answers for one version only.
     """
     if node.op_type not in ("Mul", "Div"):
         return False
@@ -37,7 +37,7 @@ def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
 
 
 def _before_softmax(view: ModelInfo) -> frozenset[ir.Node]:
-    """Return every node with a way to a Softmax through what may stand between."""
+    """Return every node with a path to a Softmax through the allowed operators."""
 
     def back(each: ir.Node) -> list[ir.Node]:
         if each.op_type != "Softmax" and not _passes(view, each):

@@ -1,10 +1,10 @@
 """Backward from z = c * y + d per channel to the linear layer that computes y.
 
-A diagonal behind W x + b is part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d).  A
-norm that stays in between has its gamma and beta for it: c (g x + b) = (c g) x + c b.
-Between the two may stand what moves elements without another reader, the Add of a bias, and for
+A diagonal after W x + b becomes part of W and b: c * (W x + b) + d = (diag(c) W) x + (c * b + d). A
+norm that stays in between absorbs them in its gamma and beta: c (g x + b) = (c g) x + c b. Allowed
+between the two are operators that move elements without another reader, the Add of a bias, and for
 one number c also a rotary embedding and the product with another activation (attention scores).
-Behind one part of a joined projection, c and d are those of the part, and 1 and 0 elsewhere.
+After one part of a joint projection, c and d apply to the part, and are 1 and 0 elsewhere.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
-_MOST_STEPS = 64  # operators between that stay; without a bound, long sums cost their square
+_MOST_STEPS = 64  # operators between that stay; unbounded, long sums would cost quadratic time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +58,13 @@ class ChannelOp:
 
 @dataclass(frozen=True, slots=True)
 class LinearWriter:
-    """The linear layer behind a channel operator, and every constant that its scale reaches.
+    """The linear layer upstream of a channel operator, and every constant that its scale reaches.
 
-    ``output`` are the channels in the layer's output.  ``weight`` and ``biases`` are roots with
-    the channels in their own coordinates; ``new_bias`` is an input that may take a bias where none
-    is.  ``part``: start, length and total where the operator stands behind one part of a value, so
-    that its scale is that of some of the channels, and 1 of the others.  ``before_sum``: the weight
-    is a beta, and the operator becomes the gamma that its norm lacks.
+    ``output`` are the channels in the layer's output. ``weight`` and ``biases`` are roots with the
+    channels in their own coordinates; ``new_bias`` is an input that may receive a bias. ``part``:
+    start, length and total if the operator follows one part of a value, so that its scale applies
+    to some of the channels, and is 1 for the others. ``before_sum``: the weight is a beta, and the
+    operator becomes the missing gamma of its norm.
     """
 
     node: ir.Node
@@ -79,7 +79,7 @@ class LinearWriter:
 def embedded(
     vector: Float64, part: tuple[int, int, int] | None, size: int, *, neutral: float = 1.0
 ) -> Float64:
-    """Return a scale (with ``neutral`` 0, a shift) of a part as one of all ``size`` channels."""
+    """Return a scale (``neutral`` 1) or shift (0) of a part as one of all ``size`` channels."""
     if part is None or size != part[2]:
         return vector
     start, length, total = part
@@ -89,7 +89,7 @@ def embedded(
 
 
 def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
-    """Return what Mul, Div, Add, Sub by a constant, Neg or BatchNormalization does per channel."""
+    """Return the per-channel effect of Mul, Div, Add, Sub, Neg or BatchNormalization."""
     if node.domain != "":
         return None
     if node.op_type == "BatchNormalization":
@@ -97,12 +97,12 @@ def channel_op(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
     if node.op_type == "Neg":
         moves = known_operand(node, 0).dtype in FLOATS and view.array(node.inputs[0]) is None
         return ChannelOp(node, 0, SCALAR, np.full(1, -1.0), None) if moves else None
-    # Each of these has a formula of its own.
+    # Each of these has its own formula.
     if node.op_type not in ("Add", "Div", "Mul", "Sub") or len(node.inputs) != 2:
         return None
     for index in (0, 1) if node.op_type in ("Add", "Mul") else (0,):
         y, constant = node.inputs[index], node.inputs[1 - index]
-        # Without roundings, as the proof and the check: sqrt(1 / sqrt(d)) in front of attention.
+        # Without roundings, as in the proof and the check: sqrt(1 / sqrt(d)) before attention.
         array, rank = view.wide_array(constant), view.rank(y)
         if array is None or y is None or rank is None or array.dtype.kind != "f":
             continue
@@ -156,7 +156,7 @@ def writer_of(
     passed: Mapping[ir.Value, ir.Value],
     norms: Mapping[ir.Value, NormSite],
 ) -> LinearWriter | Refusal:
-    """Return the linear layer that computes the operator's input, through what has no other reader.
+    """Return the linear layer that computes the operator's input, through unshared values.
 
     ``passed`` are the results of channel operators that are absorbed as well, each with the value
     before them all; ``norms``, by their results, those of one operator.
@@ -164,7 +164,7 @@ def writer_of(
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[EditPlace] = []
     part: tuple[int, int, int] | None = None
-    known: ir.Value | None = None  # a value of which all readers have been looked at
+    known: ir.Value | None = None  # a value whose readers have all been examined
     for _ in range(_MOST_STEPS):
         node = producer_of(value)
         if value is None or node is None:
@@ -204,18 +204,18 @@ def writer_of(
 
 
 def _cut_here(view: ModelInfo, value: ir.Value, channels: Channels) -> AxisPart | None:
-    """Return the part that the value is of another, where a scale of it is one of some channels."""
+    """Return the part of another value that this value is, if it has its own scale."""
     cut = cut_of(view, value)
     if cut is None or facets.scales_every_output(row_of(known_producer(value))):
         return cut
     alone = len(element_readers(cut.source)) == 1
     if not channels.digits:
-        return None if alone else cut  # alone, one number is one of all that the source has
+        return None if alone else cut  # alone, one number applies to all of the source
     return cut if cut.axis in channels.axes else None
 
 
 def _met(view: ModelInfo, node: ir.Node, value: ir.Value) -> ir.Value | None:
-    """Return what both operands of a sum, or all of a Concat, come from in several ways."""
+    """Return the common source of both operands of a sum, or of all of a Concat."""
     constant = any(view.tensor(operand) is not None for operand in node.inputs)
     row = row_of(node)
     joins = row.data is None and not row.alone and row.elements <= Elements.LINEAR
@@ -230,7 +230,7 @@ def _before_cut(
     channels: Channels,
     part: tuple[int, int, int] | None,
 ) -> tuple[Channels, tuple[int, int, int]] | Refusal:
-    """Return the channels before a cut, and which of them are those of the part."""
+    """Return the channels before a cut, and which of them belong to the part."""
     node = value.producer() or op.node
     if not only_part(view, value, cut):
         return refuse(RefusalCode.EXACT_READER, node, "takes what others read as well")
@@ -285,16 +285,17 @@ def _scales_first(view: ModelInfo, node: ir.Node) -> bool:
 
 
 def before_passed(op: ChannelOp, passed: Mapping[ir.Value, ir.Value]) -> ir.Value:
-    """Return what an operator reads once those before it are absorbed."""
+    """Return the operand of an operator once those before it are absorbed."""
     value = known_operand(op.node, op.index)
     return passed.get(value, value) if is_read_once(value) else value
 
 
 def _differs(view: ModelInfo, op: ChannelOp, taker: LinearWriter) -> bool:
-    """Whether the constant that takes an operator is more than one number for all channels.
+    """Whether the constant that absorbs an operator varies by channel.
 
-    Ones and zeros stand in an operator for what the norm had not that it was made of.  That norm
-    took no sign, and behind what moves elements no scale; no second run gives it one.
+    Ones and zeros in an operator replace missing parameters of the original norm. That norm could
+    not absorb signs, nor scales after operators that move elements, so a second run must not
+    either.
     """
     place = taker.weight if op.scale is not None or not taker.biases else taker.biases[0]
     array = view.array(place.value)
@@ -309,10 +310,10 @@ def _constants(
     channels: Channels,
     biases: list[EditPlace],
 ) -> LinearWriter | None:
-    """Return what is no linear layer but takes the operator: a sum, a product, a norm.
+    """Return a sum, a product or a norm that absorbs the operator instead of a linear layer.
 
     (y + b) + d = y + (b + d), and c (g n(x) + b) = (c g) n(x) + c b: all of the norm's constants
-    take a scale.
+    absorb a scale.
     """
     node = known_producer(value)
     if site is not None and not (op.shift is not None and biases):
@@ -330,10 +331,10 @@ def _constants(
 def gamma_of_its_own(
     view: ModelInfo, op: ChannelOp, value: ir.Value, given: ir.Value | None
 ) -> LinearWriter | None:
-    """Return the beta of a norm that gives ``value``, a sum: c (n(x) + b) = c n(x) + c b.
+    """Return the beta of a norm that computes ``value``, a sum: c (n(x) + b) = c n(x) + c b.
 
-    With it a factor of n(x), which may be ones; ``given``: the product by the factor that n(x) has
-    got from an operator before.
+    With it a factor of n(x), which may be ones; ``given``: the product by the factor that n(x)
+    received from an earlier operator.
     """
     node = known_producer(value)
     index, sign = weight_operand(view, node, "Add"), len(op.node.inputs) == 1
@@ -354,7 +355,7 @@ def gamma_of_its_own(
 def _writer(
     view: ModelInfo, node: ir.Node, channels: Channels, biases: list[EditPlace]
 ) -> LinearWriter | Refusal | int:
-    """Return the writer, or the input in which the walk goes on where both are activations."""
+    """Return the writer, or the input in which the walk continues if both are activations."""
     places = _operands(view, node, channels)
     if places is None:
         return refuse(RefusalCode.FIBER_BROKEN, node, "has channels that are not its weight's")
@@ -385,11 +386,11 @@ def _writer(
 
 
 def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, Channels] | None:
-    """Return the input that holds the output's channels, and where they are in it."""
+    """Return the input with the output's channels, and their place in it."""
     if not channels.digits:
         first = row_of(node).layer in _PRODUCTS and not is_weight(view, node, 1)
         return (0 if first else 1), SCALAR
-    if row_of(node).layer is Layer.CONVOLUTION:  # whatever its groups
+    if row_of(node).layer is Layer.CONVOLUTION:  # for any groups
         return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
     transfer = transfer_of(node)
     if transfer is None:

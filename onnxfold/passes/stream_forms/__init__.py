@@ -1,1 +1,1 @@
-"""Other forms of the norms of a stream: CRMSNorm of d - 1 channels, LayerNorm where means are 0."""
+"""Other forms of the norms of a stream: CRMSNorm of d - 1 channels, LayerNorm for mean 0."""

@@ -1,4 +1,4 @@
-"""Streams stored without their last channel: which, and their weights, shapes and CRMSNorms."""
+"""Streams stored without their last channel: their selection, weights, shapes and CRMSNorms."""
 
 from collections.abc import Mapping
 
@@ -27,14 +27,14 @@ from onnxfold.targets.lowering import TargetLowering
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
-    """Return the streams of which every part can do without a channel, and why others cannot."""
+    """Return the streams in which every part can omit a channel, and why others cannot."""
     sites = find_norms(info)
     lowering = TargetLowering(info, settings.target)
     refusals: dict[str, Refusal] = {}
     asked: list[NormSite] = []
     for site in sites:
         if site.kind is NormKind.LAYER_NORM:
-            continue  # why it did not fold is known
+            continue  # the reason why it did not fold is known
         why = _refuse_early(site, lowering, settings)
         if why is None:
             asked.append(site)
@@ -68,7 +68,7 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
 
 
 def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
-    """Padding d - 1 to a multiple of N saves a channel only where N divides d - 1."""
+    """Refuse d - 1 channels that N does not divide: padding to a multiple of N saves nothing."""
     wanted, left = settings.multiple_of, site.fiber.blocks[0].size - 1
     if left % wanted == 0:
         return None
@@ -77,7 +77,7 @@ def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
 
 
 def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int]]:
-    """Return (node, axis) of what gives the stream a shape that names its size."""
+    """Return (node, axis) of nodes that set the stream's shape and name its size."""
     found, channels = [], stream.channels
     for point in stream.values:
         node, (block,) = point.value.producer(), point.fiber.blocks
@@ -89,7 +89,7 @@ def _shaped(info: ModelInfo, stream: Stream) -> list[tuple[ir.Node, int]]:
 
 
 def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Value, int]) -> bool:
-    """Whether the shape that a node is told has the stream's own number of channels."""
+    """Whether the shape passed to a node has the stream's own number of channels."""
     if not takes_shape(node) or len(node.inputs) < 2:
         return False
     rank, length = info.rank(node.outputs[0]), info.dim(node.inputs[1], 0)
@@ -98,12 +98,12 @@ def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Val
     position = axis - (rank - length)
     told = SymbolicShapes(info).vector(node.inputs[1]) if node.op_type == "Expand" else None
     if told is not None and len(told) == length and position >= 0 and told[position] == 1:
-        return True  # as many as what it reads
+        return True  # as many as its operand
     return follows(info, node.inputs[1], position, channels)
 
 
 def refuse_shapes(info: ModelInfo, stream: Stream) -> Refusal | None:
-    """Say why the shapes that a stream is told cannot follow its size, or None."""
+    """Return why the shapes passed to a stream cannot follow its size, or None."""
     refusals = (refuse_shape(info, *shaped) for shaped in _shaped(info, stream))
     return next((why for why in refusals if why is not None), None)
 
@@ -147,7 +147,7 @@ def plan_of(
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
-    """Leave out the last channel of every stream that is named; norms give it back."""
+    """Remove the last channel of every named stream; norms restore it."""
     values = edit.by_ref()
     sites = named_sites(edit, plan)
     lowering = TargetLowering(edit.info, settings.target)
@@ -170,7 +170,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
 
 
 def shorten_weight(value: ir.Value, axis: int) -> None:
-    """Leave out the last element along an axis."""
+    """Remove the last element along an axis."""
 
     def kept(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
@@ -180,7 +180,7 @@ def shorten_weight(value: ir.Value, axis: int) -> None:
 
 
 def _enter(edit: Editor, value: ir.Value, entry: Shortened) -> ir.Value:
-    """Return a value without its last channel, by a Slice behind it."""
+    """Return a value without its last channel, by a Slice after it."""
     name = f"{value.name}.compressed"
     new = NewNodes(edit.info.opset)
     output = shapes.slice_off_last(new, value, entry.axis, name)

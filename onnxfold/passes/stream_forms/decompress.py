@@ -1,6 +1,6 @@
-"""Streams that get their last channel back: those before E v = Concat(v, -sum(v)).
+"""Streams that get their last channel back: those upstream of E v = Concat(v, -sum(v)).
 
-    A u + b gives x = E v by E A and E b, whose last row is minus the sum of the others
+    A u + b becomes x = E v with E A and E b, whose last row is minus the sum of the others
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
 """
@@ -80,7 +80,7 @@ class _LengtheningWalk(ResizingWalk):
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
 
     def enters(self, point: Point, origin: Backward) -> bool:
-        """Where one Slice takes the last channel away, of which what it reads still has all."""
+        """Whether a Slice removes the last channel of a value that still has all of them."""
         del origin
         return sliced_from(self.info, point) is not None
 
@@ -101,7 +101,7 @@ def sliced_from(info: ModelInfo, point: Point) -> ir.Value | None:
 
 
 def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
-    """Give every stream that is named its last channel; E v, which norms read, is then v."""
+    """Restore the last channel of every named stream; E v, which norms read, is then v."""
     del settings
     values, sites = edit.by_ref(), named_sites(edit, plan)
     change_shapes(edit, plan, 1)
@@ -116,7 +116,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
 
 
 def lengthen_weight(value: ir.Value, axis: int) -> None:
-    """Append minus the sum, taken in float64 and rounded once."""
+    """Append minus the sum, computed in float64 and rounded once."""
 
     def completed(tensor: ir.TensorProtocol) -> Array:
         array = tensor.numpy()
@@ -127,11 +127,11 @@ def lengthen_weight(value: ir.Value, axis: int) -> None:
 
 
 def _replace(value: ir.Value) -> None:
-    """Let all readers of x[:-1], or of E v, read x, or v, and take away what nothing reads."""
+    """Make all readers of x[:-1], or of E v, read x, or v, and remove unused nodes."""
     node = value.producer()
     operand = None if node is None else node.inputs[0]
     if node is None or operand is None:
-        return  # what several norms read was replaced before
+        return  # already replaced for another norm
     redirect(value, operand)
     sweep([*_behind(node), node])
 

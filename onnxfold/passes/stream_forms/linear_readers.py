@@ -1,4 +1,4 @@
-"""From what a norm gives to the linear layers that read it, all of which must be found.
+"""Walk from a norm's result to the linear layers that read it; every one must be found.
 
     (E w) A = w (E' A),   E' A = A[:-1] - A[-1]        for y = E w, a vector of sum 0
     y[:-1] B = y (B and a row of 0)                    for any y
@@ -28,7 +28,7 @@ from onnxfold.weights.narrow import refuse_narrow
 
 @dataclass(frozen=True, slots=True)
 class LinearReader:
-    """A weight, the axis that it is multiplied over, and layouts of it with theirs."""
+    """A weight, the axis over which it is multiplied, and layouts of it with theirs."""
 
     root: EditPlace
     axis: int
@@ -51,28 +51,28 @@ class ReadersWalk(ResizingWalk):
 
     @property
     def starts(self) -> list[ir.Value]:
-        """What norms give."""
+        """Return the results of norms."""
         return [point.value for point in self.stream.starts]
 
     def backward(self, point: Point) -> Refusal | None:
-        """End at what a norm gives."""
+        """End at the result of a norm."""
         if point.value not in self._allowed:
             return super().backward(point)
         self.stream.starts.append(point)
         return None
 
     def enters(self, point: Point, origin: Backward) -> bool:
-        """Nothing else: it would need an operator of its own."""
+        """Whether another value may enter: no, it would need a separate operator."""
         del point, origin
         return False
 
     def ends(self, point: Point, site: NormSite) -> bool:
-        """No norm takes less than all channels of another."""
+        """Whether a norm ends the walk: no, none reads fewer than all channels of another."""
         del point, site
         return False
 
     def read(self, point: Point, reader: Reader) -> Refusal | None:
-        """Take a linear layer, or what passes its channels on."""
+        """Accept a linear layer, or an operator that passes its channels on."""
         producer = point.value.producer()
         if producer is not None and reader.node.graph is not producer.graph:
             return refuse(RefusalCode.BODY_BORDER, reader.node, "reads it from inside a body")
@@ -112,7 +112,7 @@ def _own_axis(channels: Channels) -> int | None:
 def _layouts(
     info: ModelInfo, value: ir.Value | None, channels: Channels
 ) -> tuple[tuple[ir.Value, int], ...] | None:
-    """Return the values between a weight and its reader; None where one is told its shape."""
+    """Return the values between a weight and its reader; None if one of their shapes is fixed."""
     found: list[tuple[ir.Value, int]] = []
     while value is not None and info.tensor(value) is None:
         node, axis = value.producer(), _own_axis(channels)

@@ -1,4 +1,4 @@
-"""What changes in a stream, as frozen data: its last channel, the weights that read it, shifts."""
+"""The changes of a stream, as frozen data: its last channel, the weights that read it, shifts."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
-    """A node input that tells a shape, of which the entry of ``axis`` becomes one less."""
+    """A node input with a shape in which the entry of ``axis`` is reduced by one."""
 
     reader: ReaderRef
     axis: int
@@ -40,11 +40,11 @@ class CompressionPlan(NormsPlan):
 
 @dataclass(frozen=True, slots=True)
 class ReadersPlan(NormsPlan):
-    """The norms whose results lose, or get back, their last channel, and the weights that read it.
+    """The norms whose results lose, or regain, their last channel, and the weights that read it.
 
-    ``between``: what stands between them and the linear layers; ``layers``: the weights, along the
-    axis that they are multiplied over; ``layouts``: what moves their elements before they are read.
-    ``more``: -1 or 1 channel.
+    ``between``: the values between them and the linear layers; ``layers``: the weights, along the
+    axis over which they are multiplied; ``layouts``: operators that move their elements before they
+    are read. ``more``: -1 or 1 channel.
     """
 
     between: CompressionPlan = field(default_factory=CompressionPlan)

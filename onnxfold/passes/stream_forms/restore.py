@@ -1,4 +1,4 @@
-"""RMSNorms of inputs that have mean 0, spelled as LayerNorms."""
+"""RMSNorms of inputs with mean 0, spelled as LayerNorms."""
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
@@ -46,7 +46,7 @@ def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) 
 
 
 def apply(edit: Editor, plan: NormsPlan, settings: Settings) -> None:
-    """Put a LayerNorm of the same epsilon, gamma and beta in the place of every norm named."""
+    """Replace every named norm by a LayerNorm of the same epsilon, gamma and beta."""
     lowering = TargetLowering(edit.info, settings.target)
     for site in named_sites(edit, plan):
         edit.stand_in(lowering.restored(site), site.last, site.nodes)

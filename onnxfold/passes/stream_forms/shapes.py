@@ -1,4 +1,4 @@
-"""Shapes that Reshape and Expand are told: their entry for the channels becomes another."""
+"""Shape operands of Reshape and Expand: change of their entry for the channels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where the entry of an axis is constant: operand ``part`` of a Concat, None for all of it."""
+    """The constant entry of an axis: in operand ``part`` of a Concat, or in all of it (None)."""
 
     part: int | None
     numbers: Array
@@ -32,12 +32,12 @@ class _Entry:
 
 
 def takes_shape(node: ir.Node) -> bool:
-    """Whether a node is told the shape of its result, from opset 5 on by its second input."""
+    """Whether a node reads the shape of its result, from opset 5 on as its second input."""
     return operator(node) in ("Reshape", "Expand")
 
 
 def names_size(info: ModelInfo, node: ir.Node, axis: int, size: int) -> bool:
-    """Whether a node is told a shape that does not follow from what it reads."""
+    """Whether a node reads a shape that does not follow from its operand."""
     if not takes_shape(node):
         return False
     entry = _entry(info, node, axis)
@@ -45,7 +45,7 @@ def names_size(info: ModelInfo, node: ir.Node, axis: int, size: int) -> bool:
 
 
 def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
-    """Say why the shape that a node is told cannot be changed, or None."""
+    """Return why the shape passed to a node cannot be changed, or None."""
     if _entry(info, node, axis) is not None:
         return None
     label = node_label(node)
@@ -78,7 +78,7 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
 
 
 def change_shapes(edit: Editor, plan: CompressionPlan, more: int) -> None:
-    """Let all nodes that a plan names read shapes with so many channels more."""
+    """Make all nodes that a plan names read shapes with ``more`` additional channels."""
     known = edit.info.by_ref()
     changed: dict[tuple[ir.Value, int], ir.Value] = {}
     for change in plan.shapes:
@@ -93,7 +93,7 @@ def _change_shape(
     more: int,
     changed: dict[tuple[ir.Value, int], ir.Value],
 ) -> None:
-    """Let a node read another shape, made once for all that read the same one."""
+    """Make a node read another shape, created once for all readers of the same one."""
     entry, twin = _entry(edit.info, node, axis), edit.node(node)
     shape = twin.inputs[1]
     if entry is None or shape is None:
@@ -124,7 +124,7 @@ def _resized(edit: Editor, shape: ir.Value, entry: _Entry, more: int) -> ir.Valu
 
 
 def declare(value: ir.Value, axis: int, more: int) -> None:
-    """Let a value say that it has so many channels more."""
+    """Change the declared shape of a value by so many channels."""
     size = None if value.shape is None else value.shape[axis]
     if value.shape is not None and isinstance(size, int):
         dims = enumerate(value.shape)
@@ -134,7 +134,7 @@ def declare(value: ir.Value, axis: int, more: int) -> None:
 def resize_weight(
     value: ir.Value, axis: int, more: int, computed: Callable[[ir.TensorProtocol], Array]
 ) -> None:
-    """Store what is computed from a weight, when it is read, with so many channels more."""
+    """Store a tensor computed lazily from a weight, with so many channels more."""
     tensor = known_tensor(value)
     dtype, name = tensor.dtype, tensor.name
     sizes = enumerate(tensor.shape.numpy())

@@ -1,12 +1,14 @@
-"""Weights shifted where the shift ends in norms that do not see it.
+"""Weights shifted where only norms that ignore the shift read it.
 
-    LN(x + s 1) = LN(x), so A u + b before a LayerNorm may be (A + 1 c') u + b + d 1 for any c, d
+    LN(x + s 1) = LN(x), so A u + b upstream of a LayerNorm may be (A + 1 c') u + b + d 1 for any c,
+    d
 
     MatMul W: [in, out]   W + c 1'  one number for each input
     bias b: [out]         b + d 1   one number
     table: [V, d]         one number for each row
 
-c is normal, of the size of the weight's own numbers: the stream gets a mean of about its deviation.
+c is normal, of the size of the weight's own numbers: the stream's mean becomes about as large as
+its deviation.
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
@@ -33,7 +35,7 @@ from onnxfold.weights.edits import Shift
 
 
 def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
-    """Return the weights before the LayerNorms of the model of which no reader sees a shift."""
+    """Return the weights upstream of the model's LayerNorms whose shift no reader sees."""
     if settings.shift is None:
         return ShiftingPlan()
     sites = find_norms(info)
@@ -53,7 +55,7 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
 
 
 def _seen(graph: ZeroMeanGraph) -> set[Point]:
-    """Return the points whose shift a reader sees, at once or behind carriers."""
+    """Return the points whose shift a reader sees, directly or through carriers."""
     makes_move: dict[Point, list[Point]] = {}
     for point, facts in graph.points.items():
         for moved in (*facts.carries_to, *facts.siblings):
@@ -63,7 +65,7 @@ def _seen(graph: ZeroMeanGraph) -> set[Point]:
 
 
 def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> None:
-    """Shift every weight that is named."""
+    """Shift every named weight."""
     del settings
     values = edit.by_ref()
     for weight in plan.weights:

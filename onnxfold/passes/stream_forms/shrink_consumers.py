@@ -1,4 +1,4 @@
-"""Norms that give d - 1 channels, as only linear layers read all: (E w) A = w (E' A)."""
+"""Norms that write d - 1 channels, because only linear layers read all: (E w) A = w (E' A)."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from onnxfold.weights.edited import unrounded
 
 
 def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
-    """Return the CRMSNorms that need give no more channels than they read, and why others must."""
+    """Return the CRMSNorms that can write just the channels they read, and why others cannot."""
     del settings
     refusals: dict[str, Refusal] = {}
     starts: list[ir.Value] = []
@@ -45,7 +45,7 @@ def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
 
 
 def decide_back(info: ModelInfo, settings: Settings) -> ReadersPlan:
-    """Return the values y[:-1] of norms for which linear layers can as well read y."""
+    """Return the values y[:-1] of norms for which linear layers can also read y."""
     sites = [site for site in find_norms(info) if site.kind is NormKind.RMS_NORM and site.size]
     kept = [site.output for site in sites if not settings.excludes(site.name)]
     starts = [
@@ -58,7 +58,7 @@ def decide_back(info: ModelInfo, settings: Settings) -> ReadersPlan:
 
 
 def is_full(node: ir.Node) -> bool:
-    """Whether a node is a CRMSNorm that gives a channel more than it reads."""
+    """Whether a node is a CRMSNorm that writes one channel more than it reads."""
     known = node.domain == DOMAIN and node.op_type in SIGNATURES
     return known and SIGNATURES[node.op_type].statistics is Statistics.CRMS_FULL
 
@@ -112,7 +112,7 @@ def _plan(
 
 
 def _refuse_shared(info: ModelInfo, walk: ReadersWalk) -> Refusal | None:
-    """Say which weight something else reads too, or is read along two axes, or None."""
+    """Name a weight that another node reads too, or that is read along two axes, or return None."""
     by_weight: dict[ir.Value, list[LinearReader]] = defaultdict(list)
     for layer in walk.layers:
         by_weight[layer.root.value].append(layer)
@@ -128,7 +128,7 @@ def _refuse_shared(info: ModelInfo, walk: ReadersWalk) -> Refusal | None:
 
 
 def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
-    """Let norms give, and linear layers read, one channel less, or again all."""
+    """Make norms write, and linear layers read, one channel fewer, or again all."""
     values = edit.by_ref()
     shapes.change_shapes(edit, plan.between, plan.more)
     for layer in plan.layers:
@@ -146,7 +146,7 @@ def apply(edit: Editor, plan: ReadersPlan, settings: Settings) -> None:
 
 
 def _change_layer(value: ir.Value, axis: int, more: int) -> None:
-    """Store E' A, taken in float64 and rounded once, or A and a row of 0."""
+    """Store E' A, computed in float64 and rounded once, or A and a row of 0."""
 
     def less(tensor: ir.TensorProtocol) -> Array:
         wide = unrounded(tensor).astype(np.float64)
@@ -161,9 +161,9 @@ def _change_layer(value: ir.Value, axis: int, more: int) -> None:
 
 
 def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
-    """Let a CRMSNorm give no more channels than it reads: as a call, or by a Slice behind it.
+    """Make a CRMSNorm write only as many channels as it reads, as a call or by a Slice after it.
 
-    ONNX Runtime makes one operator of a norm that is spelled out only where it gives all channels.
+    ONNX Runtime fuses a spelled-out norm only if it writes all channels.
     """
     node = known_producer(value)
     x = known_operand(node, 0)
@@ -183,7 +183,7 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
 
 
 def _read_all(value: ir.Value) -> None:
-    """Let all readers of y[:-1] read y."""
+    """Make all readers of y[:-1] read y."""
     node = known_producer(value)
     redirect(value, known_operand(node, 0))
     sweep([node])

@@ -2,8 +2,8 @@
 
     x = E v,  v = x[:-1],  x_d = -(v_1 + ... + v_(d-1))        for mean(x) = 0
 
-What acts on every channel alike commutes with leaving one out, f(x1, x2)[:-1] = f(v1, v2), and a
-linear layer A u + b gives v without the last row of A and of b.
+An operator that treats every channel equally commutes with omitting one, f(x1, x2)[:-1] = f(v1,
+v2), and a linear layer A u + b computes v without the last row of A and of b.
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section 3.2.
 """
@@ -35,9 +35,9 @@ def stream_of(
     start: Point,
     norms: Mapping[ir.Node, NormSite | None],
 ) -> Stream | Refusal:
-    """Return the stream that ``start`` belongs to, or the first reason why it must keep a channel.
+    """Return the stream of ``start``, or the first reason why it must keep a channel.
 
-    ``norms``: the nodes of all norms, with those that could be CRMSNorms.
+    ``norms``: the nodes of all norms, including those that could be CRMSNorms.
     """
     walk = ResizingWalk(info, transfers, norms)
     return walk.run(start) or walk.stream
@@ -62,7 +62,7 @@ class ResizingWalk(StreamWalk):
         return super().run(start) or self._refuse_sizes()
 
     def _refuse_sizes(self) -> Refusal | None:
-        """Say who is told a number of channels that is not the stream's own, or None."""
+        """Refuse a fixed number of channels that is not the stream's own, or return None."""
         axes = self.stream.channels
         for point, reader in self._shapes:
             position = point.fiber.blocks[0].axis - _start_of(self.info, reader.node)
@@ -72,7 +72,7 @@ class ResizingWalk(StreamWalk):
         return None
 
     def _is_own(self, told: SizeReader, axes: Mapping[ir.Value, int]) -> bool:
-        """Whether a size is that of the channels of a value of the stream."""
+        """Whether a size is the number of channels of a value of the stream."""
         node, index = told.reader.node, told.reader.index
         if not takes_shape(node) or index != 1:
             return False
@@ -98,7 +98,7 @@ class ResizingWalk(StreamWalk):
         return None
 
     def refuse_weight(self, point: Point) -> Refusal | None:
-        """Say why a weight cannot be without a channel, or None."""
+        """Return why a weight cannot omit a channel, or None."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
             sentence = f"'{name}' holds no floats"
@@ -118,13 +118,13 @@ class ResizingWalk(StreamWalk):
 
 
 def _start_of(info: ModelInfo, shape: ir.Node) -> int:
-    """Return the axis whose size a Shape node tells first."""
+    """Return the axis of the first size that a Shape node reads."""
     start = shape.attributes.get_int("start", 0)
     return start + (info.rank(shape.inputs[0]) or 0) if start < 0 else start
 
 
 def _names_sizes(info: ModelInfo, node: ir.Node, fiber: Fiber) -> bool:
-    """Whether a Slice says where along the channels it begins and ends, which would be others."""
+    """Whether a Slice has explicit bounds along the channels, which would change."""
     if row_of(node).family is not Family.SLICE:
         return False
     axes = sliced_axes(info, node)

@@ -1,6 +1,6 @@
-"""Sizes that a model takes from the shape of one tensor and tells another: Reshape(y, Shape(x)).
+"""Sizes that a model reads from one tensor's shape and passes to another: Reshape(y, Shape(x)).
 
-Where both are of one stream, a told number of channels follows by itself when the stream changes.
+If both are of one stream, such a number of channels follows by itself when the stream changes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ class SizeReader:
 def follows(
     info: ModelInfo, shape: ir.Value | None, position: int, channels: Mapping[ir.Value, int]
 ) -> bool:
-    """Whether an entry of a shape is the number of channels of a value that is named.
+    """Whether an entry of a shape is the number of channels of a named value.
 
     ``channels``: the axis of each.
     """
@@ -42,7 +42,7 @@ def follows(
 
 
 def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | None, int] | None:
-    """Return which operand, and which of its entries, an entry of a result is."""
+    """Return which operand, and which of its entries, is an entry of a result."""
     if facets.keeps_order(row_of(node)):
         return node.inputs[0], position
     if node.op_type == "Concat":
@@ -59,7 +59,7 @@ def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | N
 
 
 def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[SizeReader | None]:
-    """Yield who reads an entry of a vector at last; None where that cannot be told."""
+    """Yield the final readers of an entry of a vector; None if unknown."""
     if info.is_output(value):
         yield None
     for reader in info.readers(value):
@@ -76,7 +76,7 @@ def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Si
 
 
 def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None, ...]:
-    """Return the entries of a result that an entry becomes; None where that cannot be told."""
+    """Return the entries of a result that an entry becomes; None if unknown."""
     node = reader.node
     if facets.keeps_order(row_of(node)):
         return (position,)
@@ -92,7 +92,7 @@ def _behind(info: ModelInfo, reader: Reader, position: int) -> tuple[int | None,
 
 
 def _taken(info: ModelInfo, node: ir.Node) -> list[int] | None:
-    """Return which entries of a vector a Gather or Slice takes, in order."""
+    """Return which entries of a vector a Gather or Slice picks, in order."""
     length = info.dim(node.inputs[0], 0) if node.op_type in ("Gather", "Slice") else None
     if not isinstance(length, int) or not length:
         return None

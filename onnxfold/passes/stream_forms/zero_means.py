@@ -1,9 +1,9 @@
-"""Which points of a zero-mean graph have mean 0 as they stand, down to the stored weights.
+"""Which points of a zero-mean graph already have mean 0, down to the stored weights.
 
     mean(x) = 0  implies  RMS(x) = x / sqrt(|x|^2/d + e) = (x - mean(x)) / sqrt(var(x) + e) = LN(x)
 
-A carrier keeps means of 0, f(P x1, P x2, ...) = P f(x1, x2, ...), so a value has mean 0 where all
-that it carries has, and a writer where its weight is centred.
+A carrier preserves mean 0, f(P x1, P x2, ...) = P f(x1, x2, ...), so a value has mean 0 if
+everything that it carries has, and a writer if its weight is centered.
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
@@ -22,9 +22,9 @@ from onnxfold.weights.centre import is_centred_weight
 def obstacle(
     info: ModelInfo, graph: ZeroMeanGraph, start: Point, known: dict[Point, bool]
 ) -> Refusal | None:
-    """Return the nearest reason why a value may have a mean, or None where its mean is 0.
+    """Return the nearest reason why a value may have a mean, or None if its mean is 0.
 
-    ``known`` remembers which weights are centred.
+    ``known`` caches which weights are centered.
     """
 
     def onward(point: Point) -> tuple[Point, ...]:

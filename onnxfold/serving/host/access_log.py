@@ -1,4 +1,4 @@
-"""A line in the log for each request: of those that are refused always, of all where asked."""
+"""A line in the log for each request: always for refused ones, for all on request."""
 
 import logging
 import time
@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 from grpc import aio
 
-LOG = logging.getLogger("mlserver.access")  # MLServer gives the format and the stream
+LOG = logging.getLogger("mlserver.access")  # MLServer sets the format and the stream
 _LEAST_ERROR = 400
 _LONGEST_REASON = 200
 
 
 class Answered:
-    """What is sent for an HTTP request, and the line that says so."""
+    """The response to an HTTP request, and its log line."""
 
     def __init__(self, scope: Mapping[str, Any], send: Callable[[Any], Awaitable[None]]) -> None:
         self._scope = scope
@@ -25,7 +25,7 @@ class Answered:
         self._reason = b""
 
     async def send(self, message: Any) -> None:
-        """Note the status, and of an error its beginning, and send the message on."""
+        """Note the status, and the beginning of an error, and send the message on."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         body = message.get("body", b"")
@@ -35,7 +35,7 @@ class Answered:
         await self._send(message)
 
     def log(self, *, quietly: bool) -> None:
-        """Write the line; a refusal is no news of what is to be ``quietly`` refused."""
+        """Write the line, unless a refusal is to be ``quietly`` refused."""
         client, *_ = self._scope.get("client") or ("-",)
         asked = f"{client} {self._scope['method']} {self._scope['path']}"
         spent = f"{1e3 * (time.perf_counter() - self._start):.1f} ms"
@@ -48,7 +48,7 @@ class Answered:
 
 
 class CallLog(aio.ServerInterceptor):
-    """Writes the line of each call of gRPC; calls of health are as quietly refused as there."""
+    """Writes the line of each gRPC call; health calls are refused quietly here too."""
 
     async def intercept_service(self, continuation: Any, call: Any) -> Any:
         """Return the call's handler with the line after it; streams have none."""
@@ -71,7 +71,7 @@ class CallLog(aio.ServerInterceptor):
 def _log_call(method: str, context: aio.ServicerContext, seconds: float) -> None:
     code, spent = context.code(), f"{1e3 * seconds:.1f} ms"
     asked = f"{context.peer()} {method}"
-    if not code or code is grpc.StatusCode.OK:  # 0 where nothing was set
+    if not code or code is grpc.StatusCode.OK:  # 0 if it was not set
         LOG.info("%s OK, %s", asked, spent)
     else:
         name = getattr(code, "name", code)

@@ -1,8 +1,8 @@
-"""uvicorn's HTTP connection with a time limit for the head of a request, and a stop that is clean.
+"""uvicorn's HTTP connection with a time limit for the head of a request, and a clean stop.
 
-uvicorn times what is idle between two requests, and nothing that has begun: whoever sends half a
-head holds a connection for as long as they like. At a stop it closes what is idle at once, and a
-request that is on its way there then is lost.
+uvicorn limits the idle time between two requests, but not the time of a request that has begun: a
+client that sends half a head keeps its connection for as long as it likes. On a stop uvicorn closes
+idle connections at once, and a request on its way there is lost.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-lengt
 
 
 class Connection(H11Protocol):
-    """A connection that is closed where a head is not complete after `header_timeout_s`.
+    """A connection that is closed if a head is not complete after `header_timeout_s`.
 
-    408 says so where a part of it has come; a connection that was silent is closed without a word.
+    It responds 408 if a part of the head has arrived; a silent connection is closed without a
+    response.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Connection(H11Protocol):
         self._time_head()
 
     def shutdown(self) -> None:
-        """Close after the answer that is under way, or the next one; soon where none is."""
+        """Close after the response in progress, or the next one; soon if there is none."""
         self._leaving = True
         if self._answering():
             super().shutdown()

@@ -1,8 +1,8 @@
-"""Messages of two extensions of Triton's that MLServer's gRPC service does not have.
+"""Messages of two Triton extensions that MLServer's gRPC service lacks.
 
-They are built in a pool of their own: the generated modules of other packages register messages of
-the same names, and a process takes one of each.  Source: grpc_service.proto and model_config.proto
-(triton-inference-server/common), the fields that this server fills.
+They are built in a pool of their own, because the generated modules of other packages register
+messages of the same names, which a process may have only once. Source: grpc_service.proto and
+model_config.proto (triton-inference-server/common), the fields that this server fills.
 """
 
 from typing import Any
@@ -80,7 +80,7 @@ def message(name: str) -> Any:
 
 
 def config_response(document: dict[str, Any]) -> Any:
-    """Return a ModelConfigResponse with the fields of a JSON document that it has."""
+    """Return a ModelConfigResponse from a JSON document, with the fields that it has."""
     filled = message("ModelConfigResponse")()
     json_format.ParseDict({"config": document}, filled, ignore_unknown_fields=True)
     return filled

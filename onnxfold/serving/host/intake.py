@@ -1,8 +1,8 @@
-"""What stands before the endpoints: a request comes in whole, plain and within its limits, or not.
+"""The filter before the endpoints: requests enter complete, decompressed and within limits.
 
-Endpoints and MLServer read bodies without any bound, and undo gzip whatever it becomes. Here a body
-is counted as it comes and as it is decompressed, alone and together with all others, has a time to
-arrive and to be decompressed in, and a stop does not wait for one that is still on its way.
+Endpoints and MLServer read bodies without limit, and decompress gzip to any size. Here a body is
+counted as received and as decompressed, alone and together with all others, has time limits for
+arrival and decompression, and a stop does not wait for one that is incomplete.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # asked without a token, by orchestrators
-# A body that comes faster than this may take as long as it needs.
+OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # called without a token, by orchestrators
+# A body that arrives faster than this may take as long as it needs.
 _BYTES_PER_S = 64 * 1024
-_INFLATED_BYTES_PER_S = 16 << 20  # a tenth of what a slow core does
+_INFLATED_BYTES_PER_S = 16 << 20  # a tenth of the speed of a slow core
 
 
 class _LeftError(Exception):
@@ -43,19 +43,19 @@ class _LeftError(Exception):
 
 
 class Intake:
-    """An ASGI application around another, which gets only requests that may and did come in."""
+    """An ASGI application around another, which receives only complete, permitted requests."""
 
     def __init__(self, app: Any, settings: ServeSettings, budget: BodyBudget) -> None:
         self._app = app
         self._settings = settings
         self._budget = budget
         self._stopping = False
-        self._until = math.inf  # when what has come whole is no longer answered
-        self._whole_by = math.inf  # when what has not is refused
+        self._until = math.inf  # when complete requests are no longer answered
+        self._whole_by = math.inf  # when incomplete ones are refused
         self._coming: set[asyncio.Timeout] = set()
 
     def stop(self) -> None:
-        """Refuse the requests that have not come whole soon, and close all connections."""
+        """Refuse incomplete requests soon, and close all connections."""
         self._stopping = True
         self._until = time.monotonic() + self._settings.grace_s
         self._whole_by = asyncio.get_running_loop().time() + self._settings.linger_s
@@ -74,7 +74,7 @@ class Intake:
             answered.log(quietly=scope["path"] in OPEN_PATHS)
 
     def _last_of_connection(self, send: Send) -> Send:
-        """Say with each answer during a stop that the connection closes after it."""
+        """Announce in each response during a stop that the connection closes after it."""
 
         async def sent(message: Message) -> None:
             if self._stopping and message["type"] == "http.response.start":
@@ -99,8 +99,8 @@ class Intake:
         try:
             await self._app({**scope, "headers": plain}, _once(body, receive), send)
         except asyncio.CancelledError:
-            # uvicorn cancels what the grace period has not seen end, and closes its connection; it
-            # would write a traceback for what is no fault.
+            # uvicorn cancels requests that outlast the grace period, closes their connections, and
+            # would write a traceback although nothing is wrong.
             return
 
     def _check_token(self, path: str, headers: Mapping[str, bytes]) -> None:
@@ -132,7 +132,7 @@ class Intake:
         return plain
 
     def _check_time(self, end: float) -> None:
-        """Raise RefusedError where a body has been decompressed for too long."""
+        """Raise RefusedError if the decompression of a body has taken too long."""
         now = time.monotonic()
         if now > self._until:
             raise RefusedError(503, "the server is stopping")
@@ -140,7 +140,7 @@ class Intake:
             raise RefusedError(408, "the body of the request took too long to decompress")
 
     async def _whole(self, receive: Receive, share: Share) -> bytes:
-        """Return the body; one that is refused is read on, or its client would see no answer."""
+        """Return the body; a refused one is read to its end, so that its client sees the answer."""
         loop = asyncio.get_running_loop()
         start, count, body = loop.time(), 0, bytearray()
         refused: RefusedError | None = None
@@ -165,7 +165,7 @@ class Intake:
         return bytes(body)
 
     def _kept(self, part: bytes, body: bytearray, share: Share) -> RefusedError | None:
-        """Add a part to a body, or forget the body, and say why."""
+        """Add a part to a body, or discard the body and return why."""
         refused = None
         try:
             share.take(len(part))
@@ -186,7 +186,7 @@ class Intake:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """Give the body, and then what the connection says: that the client left."""
+    """Return the body, and then the connection's events: that the client left."""
     given = False
 
     async def again() -> Message:
@@ -200,7 +200,7 @@ def _once(body: bytes, receive: Receive) -> Receive:
 
 
 async def _refuse(refused: RefusedError, send: Send) -> None:
-    """Answer as MLServer does, and close: what is left of the request is not read."""
+    """Respond as MLServer does, and close: the rest of the request is not read."""
     content = orjson.dumps({"error": str(refused)})
     headers = [
         (b"content-type", b"application/json"),

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the batching and the runs, beside MLServer's own counters."""
+"""Prometheus metrics of batching and runs, in addition to MLServer's own counters."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

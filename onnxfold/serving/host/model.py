@@ -35,12 +35,12 @@ from onnxfold.serving.settings import NamedModel, ServeSettings
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import TritonDevice
 
-VERSION = "1"  # of every model: a file that is loaded again takes the place of the old one
+VERSION = "1"  # of every model: a file that is loaded again replaces the old one
 _INTERNAL_ERROR, _UNAVAILABLE = 500, 503
 
 
 class Shared:
-    """What all parts of a server share: the settings, the worker threads, a folder for files."""
+    """The shared parts of a server: the settings, the worker threads, a folder for files."""
 
     def __init__(self, settings: ServeSettings, folder: Path) -> None:
         self.settings = settings
@@ -52,8 +52,8 @@ class Shared:
 class OnnxModel(MLModel):
     """An ONNX model in ONNX Runtime with onnxfold's kernels.
 
-    Loading again makes a second instance; MLServer asks the first until the second is ready, and
-    the first answers what it was asked before it lets go of its session.
+    Loading again creates a second instance; MLServer uses the first until the second is ready, and
+    the first answers its requests before it closes its session.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -66,7 +66,7 @@ class OnnxModel(MLModel):
         self._statistics = RequestStatistics()
 
     def loaded(self) -> Engine:
-        """Return the loaded model; raises MLServerError where it is not."""
+        """Return the loaded model; raises MLServerError if it is not loaded."""
         if self._engine is None:
             raise MLServerError(f"model '{self.name}' is not loaded", status_code=_UNAVAILABLE)
         return self._engine
@@ -106,7 +106,7 @@ class OnnxModel(MLModel):
         )
 
     def config(self) -> dict[str, Any]:
-        """Return the model's configuration, as Triton's extension `model_configuration` has it."""
+        """Return the model's configuration, as in Triton's extension `model_configuration`."""
         settings, engine = self._shared.settings, self.loaded()
         return ModelConfig(
             self.name,
@@ -119,7 +119,7 @@ class OnnxModel(MLModel):
         ).document()
 
     def statistics(self) -> dict[str, Any]:
-        """Return what the model has done, as Triton's extension `statistics` has it."""
+        """Return the model's statistics in the form of Triton's extension `statistics`."""
         return self._statistics.document(self.name, VERSION)
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
@@ -148,7 +148,7 @@ class OnnxModel(MLModel):
         except RunError as error:
             raise MLServerError(f"{self.name}: {error}", status_code=_INTERNAL_ERROR) from error
         types = {spec.name: spec.datatype.name for spec in engine.signature.outputs}
-        # Packed as they are, unchecked: the endpoints write arrays as bytes or as JSON.
+        # Packed unchanged and unchecked: the endpoints write arrays as bytes or as JSON.
         outputs = [
             ResponseOutput.model_construct(
                 name=name, datatype=types[name], shape=list(array.shape), data=array
@@ -198,7 +198,7 @@ async def ready_model(registry: MultiModelRegistry, name: str, version: str | No
 async def statistics(
     registry: MultiModelRegistry, name: str | None, version: str | None
 ) -> dict[str, Any]:
-    """Return the statistics of a loaded model, of all that are loaded where none is named."""
+    """Return the statistics of a loaded model, or of all loaded models without a name."""
     if name:
         models = [await ready_model(registry, name, version)]
     else:
@@ -213,7 +213,7 @@ def _loading(name: str) -> MLServerError:
 async def demand_ready(data_plane: DataPlane, name: str, version: str | None) -> None:
     """Raise ModelNotFound for an unknown model, and for one that still loads a 503.
 
-    Asked before MLServer's own inference, which would keep a counter for every name it is asked.
+    This comes before MLServer's own inference, which would keep a counter for every requested name.
     """
     if not await data_plane.model_ready(name, version):
         raise _loading(name)

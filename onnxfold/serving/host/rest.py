@@ -1,8 +1,8 @@
-"""MLServer's REST server with an inference endpoint that knows the binary tensor data extension.
+"""MLServer's REST server with an inference endpoint for the binary tensor data extension.
 
-MLServer's own endpoint takes and gives JSON lists through pydantic, and refuses binary data; this
-one reads arrays out of the body and writes them into it.  Everything else is MLServer's: health,
-metadata, the model repository, its counters.
+MLServer's own endpoint converts JSON lists through pydantic, and refuses binary data; this one
+reads arrays out of the body and writes them into it. The rest is MLServer's: health, metadata, the
+model repository, its counters.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _INDEX = "/v2/repository/index"
 
 
 class _Uvicorn(uvicorn.Server):
-    """A uvicorn server that says when it listens and leaves signals to the one who runs it."""
+    """A uvicorn server that reports when it listens and leaves signals to its owner."""
 
     def __init__(self, config: uvicorn.Config, opened: asyncio.Event) -> None:
         super().__init__(config)  # its configuration has just set up the logging of uvicorn
@@ -101,7 +101,7 @@ class Rest(RESTServer):
         await self._server.serve()
 
     async def stop(self, sig: int | None = None) -> None:
-        """Refuse what has not come whole; what has is answered within the grace period."""
+        """Refuse incomplete requests; complete ones are answered within the grace period."""
         self._intake.stop()
         await super().stop(sig)
 
@@ -113,7 +113,7 @@ class Rest(RESTServer):
         payload, wanted = _read(await request.body(), request.headers)
         try:
             response = await self._data_plane.infer(payload, model_name, model_version)
-        except asyncio.CancelledError:  # uvicorn cancels what the grace period has not seen end
+        except asyncio.CancelledError:  # uvicorn cancels requests that outlast the grace period
             raise MLServerError("the server is stopping", status_code=503) from None
         return _written(response, wanted)
 
@@ -136,7 +136,7 @@ class Rest(RESTServer):
         return await self._model_repository_handlers.index(payload)
 
     def _replace_routes(self) -> None:
-        """Put our endpoints in; drop streams and `generate`, which an ONNX model lacks."""
+        """Install our endpoints; remove streams and `generate`, which an ONNX model lacks."""
         router = self._app.router
         theirs = ("/infer", "/infer_stream", "/generate", "/generate_stream")
         router.routes[:] = [
@@ -153,13 +153,13 @@ class Rest(RESTServer):
                 router.routes.append(
                     APIRoute(f"{path}/{name}", endpoint, methods=[method], response_model=None)
                 )
-        # Before the metadata of a model: none can be asked for under the name `stats` any more.
+        # Placed before the metadata of a model, so no model can be named `stats`.
         router.routes.insert(0, APIRoute("/v2/models/stats", self.statistics, response_model=None))
         router.routes.append(APIRoute(_INDEX, self.index, methods=["POST"], response_model=None))
 
 
 def _guard(config: uvicorn.Config, asked: ServeSettings, budget: BodyBudget) -> Intake:
-    """Put the limits, the token and TLS before an application."""
+    """Add the limits, the token and TLS to an application."""
     config.app = intake = Intake(config.app, asked, budget)
     config.http = partial(
         Connection, header_timeout_s=asked.header_timeout_s, linger_s=asked.linger_s
@@ -182,7 +182,7 @@ def _json(text: bytes | memoryview) -> dict[str, Any]:
 def _read(
     body: bytes, headers: Mapping[str, str]
 ) -> tuple[InferenceRequest, Mapping[str, bool | None]]:
-    """Return the request, and for each output, and "" for the rest, whether binary is wanted."""
+    """Return the request, and whether each output, and "" for the rest, is requested as binary."""
     said = headers.get(_JSON_SIZE)
     split = len(body) if said is None else size_in(said, len(body))
     if split is None:
@@ -233,7 +233,7 @@ def _parameters(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _input(entry: Any, binary: memoryview) -> tuple[RequestInput, int]:
-    """Return an input and how many bytes of the binary part it takes."""
+    """Return an input and the number of its bytes in the binary part."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise InferenceError("an input has no name")
     name, shape = entry["name"], entry.get("shape")

@@ -1,7 +1,7 @@
 """MLServer's gRPC server with an inference call that keeps tensors as bytes.
 
-MLServer's own turns raw contents into lists and back; this one hands them on.  Outputs always go
-as raw contents, which every client reads and which alone can carry FP16.
+MLServer's own call converts raw contents to lists and back; this one passes them on. Outputs are
+always raw contents, which every client reads and which alone can represent FP16.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _CODES = {
 _MESSAGE_BYTES = 2**31 - 1
 _POLL_S = 0.01
 _LAST_S = 0.5
-# Asked without a token, by orchestrators.
+# Called without a token, by orchestrators.
 _OPEN_CALLS = (f"/{extensions.SERVICE}/ServerLive", f"/{extensions.SERVICE}/ServerReady")
 
 
@@ -55,7 +55,7 @@ class _Servicer(InferenceServicer):
         self._last_ended = asyncio.Event()
 
     async def drain(self) -> None:
-        """Refuse every inference from now on, and return when those under way have ended."""
+        """Refuse every inference from now on, and return when those in progress have ended."""
         self._stopping = True
         if self._under_way:
             await self._last_ended.wait()
@@ -100,7 +100,7 @@ class _Servicer(InferenceServicer):
     async def RepositoryIndex(  # noqa: N802 - the protocol's name
         self, request: pb.RepositoryIndexRequest, context: aio.ServicerContext
     ) -> pb.RepositoryIndexResponse:
-        """Name the models and their states; MLServer's own writes a state as 'State.READY'."""
+        """Return the models and their states; MLServer's own writes a state as 'State.READY'."""
         index = await self._model_repository_handlers.index(
             RepositoryIndexRequest(ready=request.ready)
         )
@@ -120,7 +120,7 @@ class _Servicer(InferenceServicer):
     async def ModelReady(  # noqa: N802 - the protocol's name
         self, request: pb.ModelReadyRequest, context: aio.ServicerContext
     ) -> pb.ModelReadyResponse:
-        """Say whether a model is ready; one that is not there is not."""
+        """Return whether a model is ready, False for an unknown one."""
         try:
             ready = await self._data_plane.model_ready(request.name, request.version or None)
         except ModelNotFound:
@@ -134,7 +134,7 @@ class _Servicer(InferenceServicer):
 
 
 def _extensions(registry: Any) -> grpc.GenericRpcHandler:
-    """Answer the calls of Triton's that MLServer's service does not have."""
+    """Answer the calls of Triton's extensions that MLServer's service lacks."""
 
     async def config(request: Any, context: aio.ServicerContext) -> Any:
         model = await _found(ready_model(registry, request.name, request.version or None), context)
@@ -166,7 +166,7 @@ async def _found(wanted: Awaitable[Any], context: aio.ServicerContext) -> Any:
 
 
 class _Token(aio.ServerInterceptor):
-    """Lets a call pass that shows the token, as `authorization: Bearer TOKEN`."""
+    """Admits a call with the token, as `authorization: Bearer TOKEN`."""
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}".encode()
@@ -185,7 +185,7 @@ async def _unauthenticated(_: object, context: aio.ServicerContext) -> None:
 
 
 class Rpc(GRPCServer):
-    """MLServer's gRPC server with our servicer and a grace period of our choice."""
+    """MLServer's gRPC server with our servicer and grace period."""
 
     def __init__(
         self,
@@ -229,20 +229,20 @@ class Rpc(GRPCServer):
         await self._server.wait_for_termination()
 
     async def stop(self, sig: int | None = None) -> None:
-        """Answer what is under way, see the answers off, then close; all within the grace period.
+        """Answer requests in progress, wait until the responses are sent, then close.
 
-        gRPC closes a connection when its last call ends, and a closed connection is reset by
-        whatever its client sends next, be it that it has read something: what had not been sent
-        of the answer by then would be lost.
+        All within the grace period. gRPC closes a connection when its last call ends, and a closed
+        connection is reset by the client's next message, even if that only acknowledges: the unsent
+        rest of a response would be lost.
         """
         clock = asyncio.get_running_loop().time
         end = clock() + self._asked.grace_s
-        with suppress(TimeoutError):  # calls that have not ended are cancelled below
+        with suppress(TimeoutError):  # unfinished calls are canceled below
             async with asyncio.timeout_at(end):
                 await self._servicer.drain()
                 while unsent(self._settings.grpc_port):
                     await asyncio.sleep(_POLL_S)
-        # What is left are calls whose message has not come whole: they are not waited for.
+        # The rest are calls with incomplete messages, which are not awaited.
         await self._server.stop(grace=max(0.0, min(_LAST_S, end - clock())))
 
 

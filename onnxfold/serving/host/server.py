@@ -1,4 +1,4 @@
-"""MLServer put together for us: start, readiness, signals, a stop that loses no request."""
+"""MLServer assembled for onnxfold: start, readiness, signals, a stop that loses no request."""
 
 import asyncio
 import logging
@@ -32,11 +32,11 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", 
 
 
 def run(settings: ServeSettings, *, log_level: int, started: Started) -> None:
-    """Serve until SIGTERM or SIGINT; `started` hears of the models when all are ready.
+    """Serve until SIGTERM or SIGINT; `started` receives the models when all are ready.
 
-    Raises UsageError for a port that is taken, and as loading does for a model that cannot be
-    served; requests that are under way when the signal comes are answered.  Logs are written from
-    ``log_level`` on: refused requests are warnings, all others information.
+    Raises UsageError for a port in use, and as loading does for a model that cannot be served;
+    requests in progress at the signal are answered. Logs are written from ``log_level`` on: refused
+    requests are warnings, all others information.
     """
     for name, port in (
         ("--http-port", settings.http_port),
@@ -63,7 +63,7 @@ async def _serve(shared: Shared, *, log_level: int, started: Started) -> None:
 
 
 class _Repository(ModelRepository):
-    """The models of the command line: what may be loaded, unloaded and loaded again."""
+    """The models of the command line: which may be loaded, unloaded and loaded again."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -80,7 +80,7 @@ class _Repository(ModelRepository):
 
 class _Handlers(ModelRepositoryHandlers):
     async def load(self, name: str) -> bool:
-        """Load a model again; a model that cannot be is told so, and the old one stays."""
+        """Load a model again; if that fails, report it and keep the old one."""
         try:
             return bool(await super().load(name))
         except OnnxfoldError as error:
@@ -130,7 +130,7 @@ class _Server(MLServer):
         self._kafka_server = None
 
     def _add_signal_handlers(self) -> None:
-        """Stop by a signal; the end is set for then, whatever the loop is busy with."""
+        """Stop on a signal; the end is scheduled then, whatever the loop is busy with."""
         loop = asyncio.get_running_loop()
 
         def stop(*_: object) -> None:
@@ -163,9 +163,9 @@ class _Server(MLServer):
             await self._stop(running[0], serving)
 
     async def _stop(self, rest: asyncio.Future[None], serving: asyncio.Future[Any]) -> None:
-        """Take no more requests, answer those under way, then let go of the models."""
+        """Accept no further requests, answer those in progress, then release the models."""
         await asyncio.gather(self._rest_server.stop(), self._grpc_server.stop())
-        await asyncio.wait((rest,))  # its stop is a wish, which it grants a little later
+        await asyncio.wait((rest,))  # stopping is a request, carried out a little later
         for model in list(await self._model_registry.get_models()):
             await model.unload()
         await self._metrics_server.stop()

@@ -1,4 +1,4 @@
-"""What the kernel knows of the connections of a port, and how many it allows."""
+"""The kernel's view of the connections of a port, and how many it allows."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,9 @@ _OPEN = ("01", "08")  # ESTABLISHED and CLOSE_WAIT
 
 
 def allow_connections() -> None:
-    """Allow this process as many open files as its user may have: each connection is one.
+    """Allow this process as many open files as its user may have; each connection is one.
 
-    Shells allow 1024 for the sake of select(2), which nothing here uses.
+    Shells allow 1024 for select(2), which nothing here uses.
     """
     if sys.platform != "win32":
         import resource
@@ -20,7 +20,7 @@ def allow_connections() -> None:
 
 
 def unsent(port: int) -> bool:
-    """Return whether a connection to a local port has bytes that its other end has not yet taken.
+    """Return whether a connection to a local port has bytes that its peer has not yet received.
 
     Known on Linux (proc(5), /proc/net/tcp); False elsewhere.
     """

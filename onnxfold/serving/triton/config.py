@@ -1,7 +1,7 @@
 """The ModelConfig of Triton Inference Server: as JSON, and as protobuf's text in config.pbtxt.
 
-The fields are those of model_config.proto (triton-inference-server/common); the rules for shapes
-are those of ValidateIOShape (core, model_config_utils.cc) and of the backend's own check
+The fields are defined in model_config.proto (triton-inference-server/common); the rules for shapes
+in ValidateIOShape (core, model_config_utils.cc) and in the backend's own check
 (onnxruntime_backend, CompareDimsSupported).
 """
 
@@ -12,17 +12,17 @@ from typing import Any
 from onnxfold.serving.served_signature import ServedSignature, TensorSpec
 from onnxfold.serving.triton.device import TritonDevice
 
-# Their values are names of an enum, which protobuf's text has without quotes.
+# Names of enum values, which protobuf's text has without quotes.
 _ENUMS = frozenset({"data_type", "kind"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What Triton, or a client of the server, is told about a model.
+    """The configuration of a model for Triton or its clients.
 
-    ``max_batch`` 0 means that no requests are joined, and ``delay_us`` is how long one waits for
-    others; ``library`` is the path of the kernels in Triton, None for a model without; ``threads``
-    None leaves ONNX Runtime its default; ``count`` runs go on at once.
+    ``max_batch`` 0 means that requests are never batched, and ``delay_us`` is how long one waits
+    for others; ``library`` is the path of the kernels in Triton, or None; ``threads`` None uses
+    ONNX Runtime's default; ``count`` is the number of concurrent runs.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ModelConfig:
         return "\n".join(_lines(self.document())) + "\n"
 
     def document(self) -> dict[str, Any]:
-        """Return the fields as JSON has them; maps are lists of keys and values, as in the text."""
+        """Return the fields for JSON; maps are lists of keys and values, as in the text."""
         # The backend does not combine an optional input with batches; its default stays.
         inputs = self.signature.without_optional() if self.max_batch else self.signature
         document: dict[str, Any] = {
@@ -68,7 +68,8 @@ class ModelConfig:
             "data_type": spec.datatype.triton,
             "dims": dims or [1],
         }
-        # Triton has no empty dims; the backend takes [1] for a scalar, but not for a batch of them.
+        # Triton does not support empty dims; the backend accepts [1] for a scalar, but not for a
+        # batch of scalars.
         if self.max_batch and not dims:
             tensor["reshape"] = {"shape": []}
         if spec.optional:
@@ -77,7 +78,7 @@ class ModelConfig:
 
 
 def _lines(message: Mapping[str, Any]) -> Iterator[str]:
-    """Write a message in protobuf's text format, a field a line."""
+    """Yield a message in protobuf's text format, one field per line."""
     for field, value in message.items():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, Mapping):
@@ -95,7 +96,7 @@ def _scalar(field: str, value: str | int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string literal of protobuf's text format: UTF-8, what could end or break it escaped."""
+    """Return a string literal of protobuf's text format: UTF-8, with special characters escaped."""
     escaped = "".join(
         f"\\{byte:03o}" if byte < 0x20 or byte >= 0x7F or chr(byte) in '"\\' else chr(byte)
         for byte in text.encode()

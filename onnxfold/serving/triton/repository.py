@@ -1,11 +1,11 @@
-"""The files of a model repository, complete before the first of them gets its own name.
+"""The files of a model repository, all written before the first gets its final name.
 
     DIR/NAME/config.pbtxt
     DIR/NAME/libonnxfold_ops.so      where the model calls the kernels
     DIR/NAME/VERSION/model.onnx      and its external data
 
-They are made in a folder of DIR and renamed: the library first, which the configuration names, then
-the version, then the configuration. A new model is one rename of its whole folder.
+They are written in a folder of DIR and renamed: the library first, which the configuration names,
+then the version, then the configuration. A new model is one rename of its whole folder.
 """
 
 import contextlib
@@ -33,17 +33,18 @@ from onnxfold.serving.triton.device import TritonDevice
 
 CONFIG = "config.pbtxt"
 _MODEL = "model.onnx"
-# No model's name begins so. Behind a dot a server that polls reads the name of a backend: it takes
-# the folder for a model that fails to load, and is not ready again even when the folder is gone.
+# No model's name starts like this. A polling server reads the part after a dot as the name of a
+# backend: it treats the folder as a model that fails to load, and stays unready even when the
+# folder is gone.
 _STAGING = "~onnxfold-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What a user can ask of the repository; the fields are options of the command line.
+    """Options of the repository; the fields are options of the command line.
 
-    ``in_server`` is the path of the repository where Triton runs; by default it is the same one.
+    ``in_server`` is the path of the repository where Triton runs; by default it is the same.
     """
 
     repository: Path
@@ -59,7 +60,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What was published: the model's folder, its files, and why there are no kernels if so."""
+    """The published model: its folder, its files, and why kernels are missing, if they are."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -77,10 +78,10 @@ def publish(
 ) -> Publication:
     """Optimize a model and publish it as one version in a repository of Triton.
 
-    ``options`` are those of :func:`onnxfold.optimize`; the target is KERNELS unless one is given.
-    Raises as that does, UsageError for a version or configuration that is there already or batches
-    that the model cannot take, ModelError for a model that Triton cannot serve. The repository is
-    then as it was.
+    ``options`` are passed to :func:`onnxfold.optimize`; the target is KERNELS unless one is given.
+    Raises as that does, UsageError for an existing version or configuration, or batches that the
+    model does not support, ModelError for a model that Triton cannot serve. The repository is then
+    unchanged.
     """
     source = Path(model)
     chosen = _checked(source, deployment)
@@ -117,7 +118,10 @@ def publish(
 
 
 def _checked(source: Path, deployment: Deployment) -> Deployment:
-    """Fail before the long work for what could not be published; gives all names in full."""
+    """Fail before the long work if publishing is impossible.
+
+    Return the deployment with all names.
+    """
     name = source.stem if deployment.name is None else deployment.name
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -150,11 +154,11 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
 
 
 def _foreign(version: Path) -> list[str]:
-    """Return what a version holds that is no part of its model, and would go with it."""
+    """Return files in a version that are not part of its model, and would be deleted with it."""
     if not version.is_dir():
         return []
     known = {os.path.realpath(version / _MODEL)}
-    with contextlib.suppress(ModelError):  # a damaged model goes alone
+    with contextlib.suppress(ModelError):  # a damaged model is replaced alone
         known |= set(map(os.fspath, model_io.data_files(version / _MODEL).values()))
     names = sorted(each.name for each in version.iterdir())
     return [name for name in names if os.path.realpath(version / name) not in known]
@@ -162,7 +166,7 @@ def _foreign(version: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _staging(repository: Path) -> Iterator[StagingFolder]:
-    """Give a folder of our own in the repository, which goes if it was made for it and is empty."""
+    """Yield a private folder in the repository; remove the repository if it is new and empty."""
     try:
         made = not repository.exists()
         repository.mkdir(exist_ok=True)
@@ -178,7 +182,7 @@ def _staging(repository: Path) -> Iterator[StagingFolder]:
 
 
 def _library(report: dict[str, Any], device: TritonDevice) -> tuple[Path | None, str | None]:
-    """Return the kernels that the model needs on this device, or the reason for none."""
+    """Return the kernels that the model needs on this device, or why there are none."""
     if not report["output"]["functions"]:
         return None, "the model calls none"
     try:
@@ -192,8 +196,8 @@ def _library(report: dict[str, Any], device: TritonDevice) -> tuple[Path | None,
 def _config(
     staged: Path, chosen: Deployment, library: Path | None, spec: InputSpec
 ) -> tuple[str, str | None]:
-    """Return the content of config.pbtxt, and why joined requests were not tried if so."""
-    # This session runs on the CPU, whose own library need not be there where CUDA's is; the bodies
+    """Return the content of config.pbtxt, and why batching was not tried, if so."""
+    # This session runs on the CPU, whose library may be missing where CUDA's is present; the bodies
     # of the functions have the same shapes.
     with_kernels = library is not None and chosen.device is TritonDevice.CPU
     name = str(chosen.name)
@@ -229,7 +233,7 @@ def _demand_elements(signature: served_signature.ServedSignature, name: str) -> 
 def _try_rows(
     session: Any, staged: Path, signature: served_signature.ServedSignature, spec: InputSpec
 ) -> tuple[str | None, str | None]:
-    """Return why the rows of requests must not be joined, and why that could not be tried."""
+    """Return why the rows of requests must not be batched, and why that could not be tried."""
     try:
         feeds = two_rows(model_io.load(staged), spec)
     except UsageError as error:
@@ -242,7 +246,7 @@ def _try_rows(
 
 
 def _check_config(existing: Path, config: str, chosen: Deployment) -> None:
-    """Refuse to replace a configuration that says something else: somebody may have edited it."""
+    """Refuse to replace a different configuration, which somebody may have edited."""
     if chosen.force or chosen.keep_config or not existing.exists():
         return
     if existing.read_text(encoding="utf-8") != config:
@@ -253,7 +257,7 @@ def _check_config(existing: Path, config: str, chosen: Deployment) -> None:
 
 
 def _move(new: Path, staging: StagingFolder, folder: Path, version: str) -> tuple[Path, ...]:
-    """Give the staged files their own names; what they replace goes with the staging folder."""
+    """Rename the staged files; the replaced ones are deleted with the staging folder."""
     (new / "version").rename(new / version)
     names = [*sorted(path.name for path in new.iterdir() if path.is_file()), version]
     contents = sorted(path.name for path in (new / version).iterdir())
@@ -262,7 +266,7 @@ def _move(new: Path, staging: StagingFolder, folder: Path, version: str) -> tupl
     else:
         for name in sorted(names, key=lambda name: (name == CONFIG, name == version)):
             if name == version and (folder / version).exists():
-                # Killed in between, this holds the only copy of the old one.
+                # If killed in between, this folder has the only copy of the old one.
                 staging.disown()
                 _exchange(new / version, folder / version, staging.path / "replaced")
             else:
@@ -272,7 +276,7 @@ def _move(new: Path, staging: StagingFolder, folder: Path, version: str) -> tupl
 
 
 def _exchange(new: Path, old: Path, away: Path) -> None:
-    """Put a folder in the place of another; where that fails, the old one is back in its place."""
+    """Replace one folder by another; on failure, restore the old one."""
     old.rename(away)
     try:
         new.rename(old)
