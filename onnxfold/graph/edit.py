@@ -237,6 +237,11 @@ def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
         node.resize_inputs(index)
 
 
+def set_attribute(node: ir.Node, attribute: ir.Attr) -> None:
+    """Let a node have an attribute, in the place of one of its name."""
+    node.attributes.add(attribute)
+
+
 def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
     """Let all that reads one value read another; graph ``outputs`` too where that is wanted."""
     old.replace_all_uses_with(new, replace_graph_outputs=outputs)

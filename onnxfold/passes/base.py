@@ -12,6 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Options
 from onnxfold.refusal import Refusal, RefusalCode
@@ -24,13 +25,16 @@ class Settings(Options):
     ``overflowing`` are references of weights that must not be centred.  ``fused_before`` counts the
     calls of ours that the model came with and that add a residual.  ``defer_layer_norms``: whether
     the means of LayerNorms may stay in what layers behind them read.  ``unproved``: moves of the
-    pass at hand that it does without, and how their proof failed.
+    pass at hand that it does without, and how their proof failed.  ``feeds``: the data that ranges
+    are measured on, ``data_label`` in words.
     """
 
     overflowing: frozenset[str] = frozenset()
     fused_before: int = 0
     defer_layer_norms: bool = True
     unproved: Mapping[str, str] = field(default_factory=dict)
+    feeds: tuple[Mapping[str, Array], ...] = ()
+    data_label: str = ""
 
     @property
     def excluded(self) -> re.Pattern[str] | None:

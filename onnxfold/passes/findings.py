@@ -14,6 +14,7 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.basis.plan import ScalePlan
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -75,6 +76,7 @@ class Findings:
     was not asked, and ``reader_refusals`` say why others give all.  ``scale_refusals`` say which
     operators stay though a linear layer could take them, by reference of their results.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
+    ``scaled_streams``: what was decided of their scales, None where that was not asked.
     """
 
     description: Description
@@ -96,6 +98,7 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
     sums: Sums = field(default_factory=Sums)
+    scaled_streams: ScalePlan | None = None
 
     @property
     def feels_rows(self) -> bool:
