@@ -15,7 +15,8 @@ DEFAULT_NOISE_LIMIT = 4.0
 # Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
 # 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
-_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
+_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin")
+_MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -114,7 +115,9 @@ class Options:
     ``multiple_of`` divides that, and passes as few to linear layers with ``change_readers``, which
     moves gamma and beta into them. ``defer_means``: deferral includes LayerNorms that keep their
     mean, whose rounding grows with |mean| / std. ``check`` is the number of inputs that both models
-    are run on: 0 proves the result and runs nothing, None does neither.
+    are run on: 0 proves the result and runs nothing, None does neither. ``scale_streams``: streams
+    are divided by 2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below
+    the largest number of float16, also on ``data``.
     """
 
     target: Target = Target.ONNX
@@ -146,13 +149,28 @@ class Options:
     shift: int | None = None
     multiple_of: int = 1
     change_readers: bool = False
+    scale_streams: str | int = "off"
+    scale_margin: int = 3
+    data: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        check_scale(self.scale_streams)
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
+
+
+def check_scale(chosen: str | int) -> None:
+    """Raise UsageError for what is no choice of --scale-streams."""
+    known = str(chosen) in ("auto", "off")
+    number = str(chosen).isdecimal() and 1 <= int(chosen) <= _MOST_BITS
+    if not (known or number):
+        raise UsageError(
+            f"--scale-streams takes auto, off or a number of bits from 1 to {_MOST_BITS}, "
+            f"not '{chosen}'"
+        )
 
 
 def check_threads(name: str, count: int) -> None:

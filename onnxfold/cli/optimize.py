@@ -48,6 +48,9 @@ def optimize(
     target: options.TargetOption = Target.ONNX,
     device: options.DeviceOption = Device.CPU,
     fold: options.FoldOptions,
+    scale_streams: options.ScaleStreamsOption = "off",
+    scale_margin: options.ScaleMarginOption = 3,
+    data: options.DataOption = None,
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -114,6 +117,9 @@ def optimize(
             device=device,
             dry_run=dry_run,
             share_weights=share_weights,
+            scale_streams=scale_streams,
+            scale_margin=scale_margin,
+            data=data,
             force=force,
             **fold.keywords(),
         )

@@ -140,6 +140,22 @@ DeferMeansOption = Annotated[
         "|mean| / std of a row, up to what the report says (`deferral`, `bound`).",
     ),
 ]
+ScaleStreamsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|K|off",
+        help="Divide the residual streams by a power of two, which no norm sees, so that float16 "
+        "holds them: by 2^K, or **auto**: by the least that leaves --scale-margin bits below 65504 "
+        "on the inputs of the check and on --data.",
+    ),
+]
+ScaleMarginOption = Annotated[
+    int, typer.Option(metavar="BITS", min=0, help="With --scale-streams auto: bits to spare.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE|DIR", help="Inputs of yours, on which ranges are measured as well."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,

@@ -241,6 +241,11 @@ def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
         node.resize_inputs(index)
 
 
+def set_attribute(node: ir.Node, attribute: ir.Attr) -> None:
+    """Let a node have an attribute, in the place of one of its name."""
+    node.attributes.add(attribute)
+
+
 def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
     """Redirect all readers of one value to another, and graph outputs if ``outputs`` is set."""
     old.replace_all_uses_with(new, replace_graph_outputs=outputs)

@@ -14,6 +14,7 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.basis.plan import ScalePlan
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -71,7 +72,8 @@ class Findings:
     are those that write only as many channels as they read, or None if not requested, and
     ``reader_refusals`` why others write all. ``scale_refusals`` explain which operators stay though
     a linear layer could absorb them, by reference of their results. ``deferred_before`` are the
-    norms that were deferred in the original model, none of ``description``.
+    norms that were deferred in the original model, none of ``description``. ``scaled_streams``: the
+    decisions about their scales, or None if not requested.
     """
 
     description: Description
@@ -93,6 +95,7 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
     sums: Sums = field(default_factory=Sums)
+    scaled_streams: ScalePlan | None = None
 
     @property
     def feels_rows(self) -> bool:

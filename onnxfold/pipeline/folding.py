@@ -1,6 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring -> deferral -> lower
+    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> scaled streams]
+            -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
@@ -32,6 +33,9 @@ from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
+from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
+from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -84,6 +88,13 @@ class _Move(Protocol):
         """The reference of the norm's or operator's result."""
 
 
+def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
+    """Decide on a version whose bodies are there: it is run."""
+    if settings.scale_streams != "off":
+        finalize.define_functions(info, settings.target, settings.norm_form)
+    return decide_scaled_streams(info, settings)
+
+
 def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
     return tuple(move.output for move in moves)
 
@@ -115,6 +126,13 @@ PASSES: tuple[Pass[Any], ...] = (
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
     ),
     _CENTRING,
+    Pass(
+        "scaled streams",
+        _decide_scaled_streams,
+        apply_scaled_streams,
+        proofs.of_scaled_streams,
+        lambda plan: tuple(stream.norm for stream in plan.streams),
+    ),
     Pass(
         "deferral",
         decide_deferral,
@@ -225,6 +243,7 @@ class Decided:
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
             scales.refusals,
+            scaled_streams=self.decisions.get("scaled streams"),
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
@@ -316,6 +335,7 @@ def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options exclude."""
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
+    names |= frozenset[str]() if chosen.scale_streams != "off" else {"scaled streams"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

@@ -5,6 +5,7 @@ The plan only names what was changed; the proof tests each claim on the arrays t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
@@ -13,6 +14,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.base import ProofOutcome
+from onnxfold.passes.basis.plan import ScalePlan
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.find_deferred import find_deferred
@@ -176,6 +178,22 @@ def of_shifting(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> Proo
     fibers = tuple((weight.value, weight.fiber) for weight in plan.weights)
     shown = prove_models(before, after, Certificate(centred=fibers))
     return ProofOutcome({"shifted_weights": shown.centred_weights}, shown.failures)
+
+
+def of_scaled_streams(before: ModelInfo, after: ModelInfo, plan: ScalePlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names the constants that took a power of c."""
+    scaled = tuple(
+        ScaledWeight(
+            each.place.value,
+            each.place.reader.node,
+            each.place.channels,
+            np.array([stream.factor**each.power]),
+        )
+        for stream in plan.streams
+        for each in stream.places
+    )
+    shown = prove_models(before, after, Certificate(scaled=scaled, rounding=True))
+    return ProofOutcome({"scaled_streams": len(plan.streams)}, shown.failures)
 
 
 def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import (
+    ModelError,
     PassCheckError,
     UnchangedError,
     VerificationError,
@@ -136,11 +137,18 @@ def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
+    data = None
+    if chosen.data is not None:
+        from onnxfold.inputs.data import read_samples
+
+        data = read_samples(Path(chosen.data), source.model, source.path)
     settings = Settings(
         **asdict(chosen),
         overflowing=attempt.overflowing,
         fused_before=folding.residual_calls(source.model),
         defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
+        feeds=() if data is None else data.feeds,
+        data_label="" if data is None else data.label,
     )
     exclusion(settings.exclude)  # an invalid pattern fails before any norm is looked at
     return settings
@@ -182,6 +190,7 @@ def _attempt(
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
     )
+    _demand_scales(folded.findings)
     again = _without_needless(attempt, folded.findings)
     if again is not None:
         return _attempt(source, output, chosen, timer, again)
@@ -206,6 +215,14 @@ def _attempt(
         raise
 
 
+def _demand_scales(findings: Findings) -> None:
+    """Raise ModelError where streams were to be scaled and none could be."""
+    scaled = findings.scaled_streams
+    if scaled is not None and scaled.refusals and scaled.empty and not scaled.in_range:
+        norm, why = scaled.refusals[0]
+        raise ModelError(f"the stream before '{norm}' cannot be scaled: {why.sentence}")
+
+
 def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attempt) -> Result:
     """Decide, and report it."""
     with timer.stage("analyse"):
@@ -225,6 +242,8 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         ),
         "prepared": _prepared(prepared),
     }
+    if decided.findings.scaled_streams is not None:
+        report["scaled_streams"] = decided.findings.scaled_streams.to_json()
     report["timing_s"] = timer.seconds
     return Result(None, decided.differs, decided.plan, report)
 
@@ -304,6 +323,8 @@ def _report(
     left_out = (*attempt.left_out, *folded.left_out)
     if left_out:
         report["left_out"] = [left.to_json() for left in left_out]
+    if folded.findings.scaled_streams is not None:
+        report["scaled_streams"] = folded.findings.scaled_streams.to_json()
     if folded.proof is not None:
         report["proof"] = folded.proof.to_json()
     return report

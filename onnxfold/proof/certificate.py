@@ -70,6 +70,7 @@ class Proof:
     changed_readers: int = 0
     deferred_norms: int = 0
     reinstated_norms: int = 0
+    scaled_streams: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.report import cautions, sentences
+from onnxfold.report import basis_lines, cautions, sentences
 from onnxfold.report.before_after import refusal_notes
 from onnxfold.report.fitted_tables import shortened
 from onnxfold.report.printed import (
@@ -102,6 +102,7 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
         lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
         yield from (_Line(line) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
+    yield from map(_Line, basis_lines.scaled(report.get("scaled_streams")))
 
 
 def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:

@@ -60,10 +60,14 @@ class StreamWalk:
 
     def run(self, start: Point) -> Refusal | None:
         """Find the stream of a point, or say which part of it cannot be changed."""
-        why = self.visit(start)
+        return self.visit(start) or self.go_on()
+
+    def go_on(self) -> Refusal | None:
+        """Follow the points that were visited, and all that they lead to."""
+        why = None
         while why is None and self._waiting:
             point = self._waiting.popleft()
-            why = self.backward(point) or self._forward(point)
+            why = self.backward(point) or self.forward(point)
         return why
 
     def holds(self, value: ir.Value | None) -> bool:
@@ -143,7 +147,8 @@ class StreamWalk:
         """Say why a weight cannot be changed, or None."""
         raise NotImplementedError
 
-    def _forward(self, point: Point) -> Refusal | None:
+    def forward(self, point: Point) -> Refusal | None:
+        """Take the readers of a point into the stream, or say which one cannot be."""
         name = point.value.name or ""
         entry = point in self.stream.entries
         if self.info.is_output(point.value) and not entry:

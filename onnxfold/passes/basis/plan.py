@@ -1,0 +1,121 @@
+"""What becomes of the basis of a stream, as frozen data."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+
+LARGEST_HALF, SMALLEST_NORMAL_HALF = 65504.0, 2.0**-14
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPlace:
+    """A constant that is multiplied by c^power."""
+
+    place: Place
+    power: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpsilon:
+    """Where the epsilon of a norm stands, and the number that it becomes.
+
+    ``reader``: the node, and the input that holds it; -1 for its attribute.
+    """
+
+    reader: ReaderRef
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedValue:
+    """A value that stays as it is, and of which these readers read the product with c."""
+
+    value: str
+    readers: tuple[ReaderRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The largest magnitude of a value of a stream, and what it becomes.
+
+    ``share`` of float16's largest number; ``bits_above_subnormal``: how often it can be halved
+    before it is smaller than float16's smallest normal number.
+    """
+
+    value: str
+    before: float
+    after: float
+    share: float
+    bits_above_subnormal: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledStream:
+    """A stream that becomes 2^-exponent times what it was, by the norm that it was found from.
+
+    ``subnormal``: numbers of the constants that become too small to keep all of their digits.
+    ``largest`` is 0 where nothing was measured.
+    """
+
+    norm: str
+    exponent: int
+    norms: tuple[str, ...]
+    places: tuple[ScaledPlace, ...]
+    epsilons: tuple[NewEpsilon, ...]
+    opened: tuple[OpenedValue, ...] = ()
+    values: tuple[ValueRange, ...] = ()
+    subnormal: int = 0
+
+    @property
+    def factor(self) -> float:
+        """What the stream is multiplied by: c."""
+        return 2.0**-self.exponent
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """The streams that are scaled, those that need not be, and why others cannot be.
+
+    ``samples``: how many inputs the ranges are of, and ``data`` where they come from, in words.
+    """
+
+    streams: tuple[ScaledStream, ...] = ()
+    in_range: tuple[ScaledStream, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    samples: int = 0
+    data: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.streams
+
+    def left_out(self, reason: str) -> "ScalePlan":
+        """Return the plan to scale nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        refused = (*self.refusals, *((stream.norm, why) for stream in self.streams))
+        return ScalePlan((), self.in_range, refused, self.samples, self.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report's form."""
+        every = (*self.streams, *self.in_range)
+        return {
+            "streams": [_stream_row(stream) for stream in every],
+            "refusals": [{"norm": norm, **why.to_json()} for norm, why in self.refusals],
+            "samples": self.samples,
+            "data": self.data,
+        }
+
+
+def _stream_row(stream: ScaledStream) -> dict[str, Any]:
+    return {
+        "norm": stream.norm,
+        "norms": list(stream.norms),
+        "exponent": stream.exponent,
+        "weights": sorted({each.place.value for each in stream.places}),
+        "inserted": [opened.value for opened in stream.opened],
+        "subnormal": stream.subnormal,
+        "values": [asdict(value) for value in stream.values],
+    }

@@ -1,0 +1,42 @@
+"""The lines that the commands print about the bases of streams."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from onnxfold.report.sentences import counted
+
+
+def scaled(document: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what became of each stream that was to fit float16."""
+    if document is None:
+        return
+    streams = document["streams"]
+    for row in streams:
+        what = f"stream before {_norms(row)}"
+        change = f"times 2^-{row['exponent']}" if row["exponent"] else "as it is"
+        yield f"{what}: {change}{_range(row)}{_inexact(row)}"
+    if document["data"] and streams:
+        yield f"ranges are those of {document['data']}"
+    for refusal in document["refusals"]:
+        yield f"stream before '{refusal['norm']}' is not scaled: {refusal['sentence']}"
+
+
+def _norms(row: Mapping[str, Any]) -> str:
+    others = len(row["norms"]) - 1
+    return f"'{row['norm']}'" + (f" and {counted(others, 'other norm')}" if others else "")
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    if not row["values"]:
+        return ""
+    most = max(row["values"], key=lambda value: value["before"])
+    return (
+        f", largest {most['before']:.3g} ('{most['value']}') becomes {most['after']:.3g}, "
+        f"{100 * most['share']:.2g} % of float16's range"
+    )
+
+
+def _inexact(row: Mapping[str, Any]) -> str:
+    if not row["subnormal"]:
+        return ""
+    return f"; {counted(row['subnormal'], 'number')} of weights became subnormal"
