@@ -15,7 +15,11 @@ DEFAULT_NOISE_LIMIT = 4.0
 # Threads of ONNX Runtime that wait for each other spin: of more than the cores each one costs time,
 # and 1,000 on two cores do not come to an end.  What is set for a larger machine is taken.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
-_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
+DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
+_COUNTED = (
+    *("allow_split", "check", "rtol", "atol", "seed", "range_limit"),
+    *("drop_means", "max_error"),
+)
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -113,7 +117,9 @@ class Options:
     the weights before LayerNorms that do not see them; CRMS stores a stream of d - 1 channels only
     where ``multiple_of`` divides that, and gives linear layers as few with ``change_readers``,
     which moves gamma and beta into them.  ``defer_means``: deferral takes LayerNorms too that keep
-    their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both
+    their mean, whose rounding grows with |mean| / std.  ``drop_means``: LayerNorms that do not fold
+    become RMSNorms where at most that share of a vector's length on ``data`` is its mean, which is
+    inexact; the result errs by ``max_error`` at most.  ``check`` is the number of inputs that both
     models are run on: 0 proves the result and runs nothing, None does neither.
     """
 
@@ -139,6 +145,9 @@ class Options:
     defer: Defer = Defer.OFF
     defer_means: bool = False
     range_limit: float = DEFAULT_RANGE_LIMIT
+    drop_means: float | None = None
+    data: str | os.PathLike[str] | None = None
+    max_error: float = DEFAULT_INEXACT_ERROR
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -151,6 +160,8 @@ class Options:
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
+        if (self.drop_means is None) != (self.data is None):
+            raise UsageError("--drop-means and --data go together: means are measured on data")
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
 

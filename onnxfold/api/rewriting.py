@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnxfold.api.known_names import suggesting
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
 from onnxfold.options import (
+    DEFAULT_INEXACT_ERROR,
     DEFAULT_NOISE_LIMIT,
     DEFAULT_RANGE_LIMIT,
     DEFAULT_SPLIT_BYTES,
@@ -65,6 +67,9 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     defer: Defer | str = Defer.OFF,
     defer_means: bool = False,
     range_limit: float = DEFAULT_RANGE_LIMIT,
+    drop_means: float | None = None,
+    data: str | os.PathLike[str] | None = None,
+    max_error: float = DEFAULT_INEXACT_ERROR,
     dry_run: bool = False,
     force: bool = False,
     fail_if_unchanged: bool = False,
@@ -77,6 +82,10 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     onnx.ModelProto for a path; with it, the path that was written.  The other arguments are the
     fields of :class:`Options` and the options of the command; ``inputs`` also takes an array or a
     shape for each input by name, ``{"ids": array, "mask": (1, 128)}``.
+
+    ``drop_means`` alone makes it inexact, as the metadata of the file then say: of what does not
+    fold, LayerNorms become RMSNorms where the mean of every vector that they read on ``data`` is at
+    most that share of its length, and the outputs may err by ``max_error`` of their size.
 
     Raises VerificationError when the result does not compute the same function (then nothing is
     written), UsageError for options that make no sense, ModelError when the model cannot be read
@@ -105,11 +114,16 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
         defer=defer,
         defer_means=defer_means,
         range_limit=range_limit,
+        drop_means=drop_means,
+        data=data,
+        max_error=max_error,
         dry_run=dry_run,
         force=force,
         fail_if_unchanged=fail_if_unchanged,
     )
-    return _run(model, output, chosen, progress)
+    if chosen.drop_means is None:
+        return _run(model, output, chosen, progress)
+    return _run_inexact(model, output, chosen, progress)
 
 
 @suggesting
@@ -262,6 +276,25 @@ def _run(
     with np.errstate(all="ignore"), error_context(source):
         _check_given_inputs(source.model, chosen)
         return run(source, output, chosen, timer)
+
+
+def _run_inexact(
+    model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
+) -> Result:
+    """Do all that is exact, then drop the means that are small on data."""
+    from onnxfold.geometry.small_means import check_together, drop_means
+
+    check_together(chosen)
+    if output is not None:
+        source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        model_io.check_format(output)
+        model_io.check_destination(output, source=source_path, force=chosen.force)
+        model_io.check_replaceable(output, source=source_path, force=chosen.force)
+    exact = _run(model, None, replace(chosen, drop_means=None, data=None), progress)
+    timer = StageTimer(progress, dict(exact.report["timing_s"]))
+    source = open_source(model)
+    with np.errstate(all="ignore"), error_context(source):
+        return drop_means(exact, source, output, chosen, timer)
 
 
 def _check_given_inputs(model: ir.Model, chosen: Options) -> None:

@@ -11,7 +11,7 @@ from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize_many import optimize_many
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import Device, Target
+from onnxfold.options import DEFAULT_INEXACT_ERROR, Device, Target
 
 
 @options.with_fold_options
@@ -57,6 +57,26 @@ def optimize(
             help="What onnxfold measure wrote of IN: the report shows it with each norm.",
         ),
     ] = None,
+    drop_means: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MAX",
+            help="Inexact: with --data, LayerNorms that do not fold become RMSNorms where the mean "
+            "of every vector is at most this share of its length, 0 to 1.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA", help="For --drop-means: what onnxfold measure takes as --data."
+        ),
+    ] = None,
+    max_error: Annotated[
+        float,
+        typer.Option(
+            metavar="E", help="For --drop-means: the largest relative error of an output on DATA."
+        ),
+    ] = DEFAULT_INEXACT_ERROR,
     dry_run: options.DryRunOption = False,
     share_weights: Annotated[
         bool,
@@ -111,6 +131,9 @@ def optimize(
             progress=progress,
             target=target,
             device=device,
+            drop_means=drop_means,
+            data=data,
+            max_error=max_error,
             dry_run=dry_run,
             share_weights=share_weights,
             force=force,
