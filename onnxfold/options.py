@@ -15,7 +15,11 @@ DEFAULT_NOISE_LIMIT = 4.0
 # Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
 # 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
-_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin")
+DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
+_COUNTED = (
+    *("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin"),
+    *("drop_means", "max_error"),
+)
 _MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
@@ -114,10 +118,12 @@ class Options:
     upstream of LayerNorms that ignore them; CRMS stores a stream of d - 1 channels only if
     ``multiple_of`` divides that, and passes as few to linear layers with ``change_readers``, which
     moves gamma and beta into them. ``defer_means``: deferral includes LayerNorms that keep their
-    mean, whose rounding grows with |mean| / std. ``check`` is the number of inputs that both models
-    are run on: 0 proves the result and runs nothing, None does neither. ``scale_streams``: streams
-    are divided by 2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below
-    the largest number of float16, also on ``data``.
+    mean, whose rounding grows with |mean| / std. ``drop_means``: LayerNorms that do not fold become
+    RMSNorms if their mean on ``data`` is at most that share of a vector's length, which is inexact;
+    ``max_error`` bounds the error. ``check`` is the number of inputs that both models are run on: 0
+    proves the result and runs nothing, None does neither. ``scale_streams``: streams are divided by
+    2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below the largest
+    number of float16, also on ``data``.
     """
 
     target: Target = Target.ONNX
@@ -142,6 +148,8 @@ class Options:
     defer: Defer = Defer.OFF
     defer_means: bool = False
     range_limit: float = DEFAULT_RANGE_LIMIT
+    drop_means: float | None = None
+    max_error: float = DEFAULT_INEXACT_ERROR
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -158,6 +166,10 @@ class Options:
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
+        if self.drop_means is not None and self.data is None:
+            raise UsageError("--drop-means measures means on data: add --data")
+        if self.data is not None and self.drop_means is None and self.scale_streams == "off":
+            raise UsageError("--data is for --scale-streams and --drop-means: add one of them")
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
 

@@ -154,7 +154,10 @@ ScaleMarginOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE|DIR", help="Inputs of yours, on which ranges are measured as well."),
+    typer.Option(
+        metavar="FILE|DIR",
+        help="For --scale-streams and --drop-means: your inputs, as for onnxfold measure.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[

@@ -25,8 +25,9 @@ class Settings(Options):
     ``overflowing`` are references of weights that must not be centered. ``fused_before`` counts the
     original model's calls of ours that add a residual. ``defer_layer_norms``: whether the means of
     LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
-    leave out, and how their proof failed. ``feeds``: the data on which ranges are measured,
-    ``data_label`` its description.
+    leave out, and how their proof failed. ``dropped``: names of LayerNorms whose means are dropped,
+    which is then all that is done. ``feeds``: the data on which ranges are measured, ``data_label``
+    its description.
     """
 
     overflowing: frozenset[str] = frozenset()
@@ -35,6 +36,7 @@ class Settings(Options):
     unproved: Mapping[str, str] = field(default_factory=dict)
     feeds: tuple[Mapping[str, Array], ...] = ()
     data_label: str = ""
+    dropped: frozenset[str] = frozenset()
 
     @property
     def excluded(self) -> re.Pattern[str] | None:

@@ -45,6 +45,9 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.deferral.undefer import apply as apply_reinstating
 from onnxfold.passes.deferral.undefer import decide as decide_reinstating
+from onnxfold.passes.dropping import apply as apply_dropping
+from onnxfold.passes.dropping import decide as decide_dropping
+from onnxfold.passes.dropping import prove as prove_dropping
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -141,6 +144,8 @@ PASSES: tuple[Pass[Any], ...] = (
         lambda plan: _outputs(plan.norms),
     ),
 )
+# On a model of which all that is exact was done; never with a proof.
+_DROPPING = Pass("dropping", decide_dropping, apply_dropping, prove_dropping)
 _DECOMPRESSION = Pass(
     "decompression",
     decide_decompression,
@@ -340,6 +345,8 @@ def unwanted(chosen: Options) -> frozenset[str]:
 
 
 def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
+    if settings.dropped:
+        return (_DROPPING,)
     if settings.convert_to is None:
         return PASSES
     return _FEWER_CHANNELS if settings.change_readers else _CONVERSIONS[settings.convert_to]

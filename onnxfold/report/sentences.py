@@ -366,3 +366,29 @@ def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
         f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
         "int8 precision; --exclude leaves it"
     )
+
+
+def inexact(document: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines on means that were dropped where they were small, none where none was."""
+    if document is None:
+        return []
+    norms: Sequence[Mapping[str, Any]] = document["norms"]
+    dropped = [norm for norm in norms if norm["reason"] is None]
+    checked = document["verification"]
+    errors = [o["worst"].get("relative") for o in checked["outputs"]]
+    worst = max((error for error in errors if error is not None), default=0.0)
+    lines = [
+        f"inexact: {len(dropped)} of {counted(len(norms), 'LayerNorm')} that stayed are RMSNorms "
+        f"now, whose means are at most {document['drop_means']:g} of the length; outputs err by "
+        f"{worst:.2g} at most, {checked['budget']['relative']:g} is allowed ({checked['data']})"
+    ]
+    for norm in norms:
+        if norm["of_length"] is None:
+            lines.append(f"{norm['name']}: {norm['reason']}")
+            continue
+        what = "dropped" if norm["reason"] is None else f"stays: {norm['reason']}"
+        lines.append(
+            f"{norm['name']}: mean up to {norm['of_length']:.2g} of the length, error "
+            f"{norm['error']:.2g}; {what}"
+        )
+    return lines

@@ -104,9 +104,12 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     only_here = {
         "change_readers",
         "convert_to",
+        "data",
         "device",
+        "drop_means",
         "dry_run",
         "force",
+        "max_error",
         "multiple_of",
         "noise_limit",
         "share_weights",
