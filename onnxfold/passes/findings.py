@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import only_reader
-from onnxfold.norms import NormSite, streams
+from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.undefer import FoundDeferred
@@ -35,7 +35,8 @@ class Description:
     ``behind``: norms by what they give once they have taken what stands behind them.
     ``merged``: norms by what several compute together, which is all of them once they have given
     their gammas and betas away.
-    ``halves`` are the norms in 16 bits.
+    ``halves`` are the norms in 16 bits.  ``centrings``: a row for each subtraction of a mean that no
+    norm contains.
     """
 
     opset: int
@@ -47,6 +48,7 @@ class Description:
     behind: Mapping[str, str] = field(default_factory=dict)
     merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     halves: frozenset[str] = frozenset()
+    centrings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,19 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
         _merged(info, sites),
         frozenset(info.ref(site.output) for site in sites if site.input.dtype in HALVES),
+        tuple(_centring(info, each) for each in find_centrings(info)),
     )
+
+
+def _centring(info: ModelInfo, bare: BareCentring) -> dict[str, Any]:
+    return {
+        "ref": info.ref(bare.output),
+        "name": bare.name,
+        "input": bare.input.name,
+        "output": bare.output.name,
+        "axes": list(bare.fiber.axes),
+        "size": bare.size,
+    }
 
 
 def _merged(info: ModelInfo, sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:

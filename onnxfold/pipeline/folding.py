@@ -103,7 +103,7 @@ _CENTRING: Pass[CentringDecision] = Pass(
     decide_centring,
     apply_centring,
     proofs.of_centring,
-    lambda d: _outputs(d.plan.folds),
+    lambda d: _outputs(d.plan.folds + d.plan.centrings),
 )
 _READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
@@ -176,6 +176,7 @@ class Decided:
             made.parts,
             made.operators,
             made.added_ps,
+            made.centrings,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,

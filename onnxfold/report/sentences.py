@@ -264,6 +264,7 @@ def without_sentence(line: str) -> str:
 def remarks(document: Mapping[str, Any]) -> list[str]:
     """Return what else is to be said of the norms and of the model."""
     said = (
+        *centrings(document.get("centrings", ())),
         roundings(document["summary"]),
         alignment(document["norms"]),
         claimed(document),
@@ -271,6 +272,19 @@ def remarks(document: Mapping[str, Any]) -> list[str]:
         twice(document.get("stored_twice", ())),
     )
     return [line for line in said if line is not None]
+
+
+def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines on means that are subtracted by themselves: how many go, and why not all."""
+    if not rows:
+        return []
+    gone = sum(row["folded"] for row in rows)
+    verb = "moves" if len(rows) == 1 else "move"
+    total = f"{gone} of {counted(len(rows), 'centring')} outside of norms {verb} into the weights"
+    left = [row for row in rows if row["reason"]]
+    counts = Counter(row["reason"]["code"] for row in left)
+    first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(left)}
+    return [total, *(f"{n} x {code}: {first[code]}" for code, n in counts.most_common())]
 
 
 def _of_norm(reason: Mapping[str, Any], row: Mapping[str, Any]) -> str:

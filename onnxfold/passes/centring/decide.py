@@ -39,7 +39,7 @@ class CentringDecision:
     def left_out(self, reason: str) -> "CentringDecision":
         """Return the decision to fold nothing."""
         why = Refusal(RefusalCode.NOT_PROVED, reason)
-        kept = tuple((fold.output, why) for fold in self.plan.folds)
+        kept = tuple((fold.output, why) for fold in self.plan.folds + self.plan.centrings)
         refusals = (*self.refusals, *kept)
         plan = CentringPlan(refusals=(*self.plan.refusals, *kept))
         return replace(self, plan=plan, refusals=refusals, left=frozenset())
