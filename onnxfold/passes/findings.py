@@ -35,8 +35,8 @@ class Description:
     ``behind``: norms by what they give once they have taken what stands behind them.
     ``merged``: norms by what several compute together, which is all of them once they have given
     their gammas and betas away.
-    ``halves`` are the norms in 16 bits.  ``centrings``: a row for each subtraction of a mean that no
-    norm contains.
+    ``halves`` are the norms in 16 bits.  ``centrings``: a row for each subtraction of a mean
+    outside of norms.
     """
 
     opset: int

@@ -5,7 +5,7 @@ residual addition with a norm are split into the addition and the norm, so that 
 walks through the addition; lowering fuses them again.  Elements of an unbound tensor are picked
 from the tensor, operands of Identity are read directly, and weights that a loop hands on are read
 from outside.  Parts of weights are stored apart, constant expressions stored, factors in a row
-merged, and biases added.
+merged, biases added, and means of a summand taken from it before it is added.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ from onnxfold.passes.prepare.add_biases import add_biases
 from onnxfold.passes.prepare.fold_constants import fold_constants
 from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
+from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.stored_parts import store_parts
@@ -92,7 +93,7 @@ def prepare(
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
-    picked = pick_from_tensors(clone) + reshape_whole(clone)
+    picked = pick_from_tensors(clone) + reshape_whole(clone) + subtract_from_summands(clone)
     read += read_from_outside(clone)
     same = inferred and not (inlined or split or picked or read)
     info = ModelInfo(clone) if same else infer(clone)
