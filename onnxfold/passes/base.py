@@ -24,13 +24,15 @@ class Settings(Options):
     ``overflowing`` are references of weights that must not be centred.  ``fused_before`` counts the
     calls of ours that the model came with and that add a residual.  ``defer_layer_norms``: whether
     the means of LayerNorms may stay in what layers behind them read.  ``unproved``: moves of the
-    pass at hand that it does without, and how their proof failed.
+    pass at hand that it does without, and how their proof failed.  ``paper``: whether to count by
+    the rules of a paper as well.
     """
 
     overflowing: frozenset[str] = frozenset()
     fused_before: int = 0
     defer_layer_norms: bool = True
     unproved: Mapping[str, str] = field(default_factory=dict)
+    paper: bool = False
 
     @property
     def excluded(self) -> re.Pattern[str] | None:

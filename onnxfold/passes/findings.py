@@ -14,6 +14,7 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -61,12 +62,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The norms of a model, what happens to each, and the counts of the paper.
+    """The norms of a model, what happens to each, and what a paper's rules count, if asked.
 
     ``refusals`` holds, by reference of the norm's output, why a norm is not folded,
-    ``affine_refusals`` why its gamma or beta stays.  ``algorithm1`` counts the norms that fold
-    under the rules of the paper's Algorithm 1 (outputs of norms count as centred, embeddings as
-    opaque), ``algorithm1_embed_centred`` the same with a centring behind every embedding.
+    ``affine_refusals`` why its gamma or beta stays.
     ``remaining`` are the norms that are still norms when folds are decided, ``in_place`` those of
     them that stay and become one operator, ``left`` those that could fold and are better left as
     they are.  ``ranges`` names the weights whose range grows much,
@@ -83,8 +82,6 @@ class Findings:
     plan: Plan
     refusals: dict[str, Refusal] = field(default_factory=dict)
     affine_refusals: dict[str, Refusal] = field(default_factory=dict)
-    algorithm1: int = 0
-    algorithm1_embed_centred: int = 0
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
@@ -98,6 +95,7 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
     sums: Sums = field(default_factory=Sums)
+    paper: PaperCounts | None = None
 
     @property
     def feels_rows(self) -> bool:

@@ -212,8 +212,6 @@ class Decided:
             reasons(centring.refusals + restoring.refusals + compression.refusals)
             | dict(decompression.refusals),
             reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
-            centring.algorithm1,
-            centring.algorithm1_embed_centred,
             rows(centring.remaining | restoring.remaining | compression.remaining),
             rows(centring.in_place),
             rows(centring.left),
@@ -226,6 +224,7 @@ class Decided:
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
             scales.refusals,
+            paper=centring.paper,
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:

@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind
+from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
@@ -67,8 +69,7 @@ def inspection(
             "decompressed": len(findings.decompressed),
             "without_last": None if findings.without_last is None else len(findings.without_last),
             "restored": None if findings.restored is None else len(findings.restored),
-            "algorithm1": findings.algorithm1,
-            "algorithm1_embed_centred": findings.algorithm1_embed_centred,
+            **_paper(findings),
             "centrings": len(found.centrings),
             "folded_centrings": len(plan.centrings),
             "inserted_centerings": len(plan.insertions),
@@ -83,6 +84,12 @@ def inspection(
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
+
+
+def _paper(findings: Findings) -> dict[str, int | None]:
+    """Return the counts by a paper's rules, None where nobody asked for them."""
+    names = [each.name for each in fields(PaperCounts)]
+    return {name: getattr(findings.paper, name, None) for name in names}
 
 
 def _centrings(findings: Findings) -> list[dict[str, Any]]:

@@ -265,6 +265,7 @@ def remarks(document: Mapping[str, Any]) -> list[str]:
     """Return what else is to be said of the norms and of the model."""
     said = (
         *centrings(document.get("centrings", ())),
+        by_paper(document["summary"]),
         roundings(document["summary"]),
         alignment(document["norms"]),
         claimed(document),
@@ -285,6 +286,21 @@ def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     counts = Counter(row["reason"]["code"] for row in left)
     first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(left)}
     return [total, *(f"{n} x {code}: {first[code]}" for code, n in counts.most_common())]
+
+
+def by_paper(summary: Mapping[str, Any]) -> str | None:
+    """Return the line on the counts by a paper's rules; None where nobody asked for them."""
+    total = summary["layer_norms"]
+    if summary.get("algorithm1") is None or not total:
+        return None
+    counts = [
+        (summary["algorithm1"], "Algorithm 1"),
+        (summary["algorithm1_embed_centred"], "with centred embeddings"),
+        (summary["d2"], "with readers asked (D.2)"),
+        (summary["foldable"], "exactly"),
+    ]
+    said = ", ".join(f"{count} ({count / total:.2%}) {how}" for count, how in counts)
+    return f"of {counted(total, 'LayerNorm')}: {said}"
 
 
 def _of_norm(reason: Mapping[str, Any], row: Mapping[str, Any]) -> str:
