@@ -27,7 +27,7 @@ class Settings(Options):
     LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
     leave out, and how their proof failed. ``dropped``: names of LayerNorms whose means are dropped,
     which is then all that is done. ``feeds``: the data on which ranges are measured, ``data_label``
-    its description.
+    its description. ``paper``: whether to count by the rules of a paper as well.
     """
 
     overflowing: frozenset[str] = frozenset()
@@ -37,6 +37,7 @@ class Settings(Options):
     feeds: tuple[Mapping[str, Array], ...] = ()
     data_label: str = ""
     dropped: frozenset[str] = frozenset()
+    paper: bool = False
 
     @property
     def excluded(self) -> re.Pattern[str] | None:

@@ -117,7 +117,7 @@ _CENTRING: Pass[CentringDecision] = Pass(
     decide_centring,
     apply_centring,
     proofs.of_centring,
-    lambda d: _outputs(d.plan.folds),
+    lambda d: _outputs(d.plan.folds + d.plan.centrings),
 )
 _READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
@@ -199,6 +199,7 @@ class Decided:
             made.parts,
             made.operators,
             made.added_ps,
+            made.centrings,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
@@ -234,8 +235,6 @@ class Decided:
             reasons(centring.refusals + restoring.refusals + compression.refusals)
             | dict(decompression.refusals),
             reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
-            centring.algorithm1,
-            centring.algorithm1_embed_centred,
             rows(centring.remaining | restoring.remaining | compression.remaining),
             rows(centring.in_place),
             rows(centring.left),
@@ -249,6 +248,7 @@ class Decided:
             reasons(readers.refusals),
             scales.refusals,
             scaled_streams=self.decisions.get("scaled streams"),
+            paper=centring.paper,
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo
 from onnxfold.graph.reached import reached
-from onnxfold.norms import NormSite
+from onnxfold.norms import BareCentring, NormSite
 from onnxfold.passes.centring.network import CentringCut, solve
 from onnxfold.passes.centring.plan import (
     CentringPlan,
@@ -20,7 +20,7 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
-from onnxfold.targets.costs import Costs, elements, work_beside
+from onnxfold.targets.costs import Costs, elements, work, work_beside
 from onnxfold.weights.centre import is_centred_weight
 
 
@@ -49,17 +49,20 @@ def cheapest_plan(
     *,
     allow_split_bytes: int,
     overflowing: Collection[str] = (),
+    bare: Sequence[BareCentring] = (),
 ) -> CentringPlan:
     """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice.
 
     ``overflowing`` are references of weights that are not centred, in the file or at run time.
     """
     view = transfers.view
-    graph = walk_back(transfers, [demand.site for demand in demands], overflowing=overflowing)
+    sites = [demand.site for demand in demands]
+    graph = walk_back(transfers, [*sites, *bare], overflowing=overflowing)
     prices = _Prices(view, demands, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps - d.spent_ps) for d in demands]
-    cut = solve(graph, gains, prices.of_copy)
-    plan = _read_cut(view, graph, demands, cut, prices)
+    alone = [(Point(each.input, each.fiber), prices.of_centring(each)) for each in bare]
+    cut = solve(graph, gains, prices.of_copy, alone)
+    plan = _read_cut(view, graph, demands, bare, cut, prices)
     operators = plan.operators + len(plan.insertions) * costs.centring_operators
     weights = joined(plan.weights)
     if weights is not None:
@@ -70,6 +73,7 @@ def cheapest_plan(
         costs,
         allow_split_bytes=allow_split_bytes,
         overflowing=overflowing,
+        bare=bare,
     )
 
 
@@ -111,8 +115,12 @@ class _Prices:
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
             return None  # a proof could not follow a size that only a scale reveals
         size = elements(tuple(sizes[axis] for axis in fiber.axes))
-        work = work_beside(shape, size, self._of_norms, self._largest)
-        return self._costs.centred(work)
+        beside = work_beside(shape, size, self._of_norms, self._largest)
+        return self._costs.centred(beside)
+
+    def of_centring(self, bare: BareCentring) -> int:
+        """Return what a subtraction of a mean takes that the model came with."""
+        return max(1, self._costs.centred(work(self._view.shape(bare.input), bare.size)))
 
     def _of_split(self, point: Point, facts: PointFacts) -> int | None:
         tensor = self._view.tensor(point.value)
@@ -126,6 +134,7 @@ def _read_cut(
     view: ModelInfo,
     graph: ZeroMeanGraph,
     demands: Sequence[Demand],
+    bare: Sequence[BareCentring],
     cut: CentringCut,
     prices: _Prices,
 ) -> CentringPlan:
@@ -146,6 +155,15 @@ def _read_cut(
         writers = _writers(view, graph, cut, point, claimed)
         folds.append(Fold(site.name, view.ref(site.output), writers))
         norms_of.setdefault(point, []).append(view.ref(site.output))
+    centrings: list[Fold] = []
+    for each in bare:
+        point = Point(each.input, each.fiber)
+        if point in cut.centred:
+            writers = _writers(view, graph, cut, point, claimed)
+            centrings.append(Fold(each.name, view.ref(each.output), writers))
+            gain += prices.of_centring(each)
+        else:
+            refusals.append((view.ref(each.output), _reason(graph, cut, point, prices)))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
     for point, facts in graph.points.items():
@@ -174,6 +192,7 @@ def _read_cut(
         cost,
         operators=operators,
         added_ps=added,
+        centrings=tuple(centrings),
     )
 
 
@@ -212,12 +231,12 @@ def _readers_of_copy(
 
 def _reason(graph: ZeroMeanGraph, cut: CentringCut, start: Point, prices: _Prices) -> Refusal:
     """Return the nearest obstacle to centring the norm's input for free, and whether that moves."""
-    moved = "; its input moves, which a LayerNorm does not see" if start in cut.moved else ""
+    moved = "; it stays, and does not see that its input moves" if start in cut.moved else ""
     obstacle = _obstacle(graph, start, prices)
     if obstacle is None:
         sentence = f"centring its input would cost more than it saves{moved}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, ())
-    sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves{moved}"
+    sentence = f"{obstacle.sentence}{moved}; an inserted centring would cost more than it saves"
     return Refusal(obstacle.code, sentence, obstacle.nodes)
 
 

@@ -6,6 +6,7 @@ centred.  c_v = 1 if a centred copy of v is at hand.  1 is the source side, 0 th
 edge a -> b with capacity k costs k when a = 1 and b = 0:
 
     SRC -> c_x    gain of the norm on x: lost when x is not at hand centred
+    SRC -> z_x    what x - mean(x) alone costs: lost when x itself is not centred
     c_v -> z_v    price of a centred copy, when v itself is not centred
     z_v -> c_u    infinite, for each carried input u of v
     z_v -> m_v    infinite: what is centred moves
@@ -42,13 +43,18 @@ def solve(
     graph: ZeroMeanGraph,
     gains: Iterable[tuple[Point, int]],
     copy_price: Callable[[Point, PointFacts], int | None],
+    in_place: Iterable[tuple[Point, int]] = (),
 ) -> CentringCut:
-    """Return the minimum cut; ``copy_price`` gives None where no copy can be made."""
+    """Return the minimum cut; ``copy_price`` gives None where no copy can be made.
+
+    ``in_place``: gains that no centred copy of a point brings, since it would be what they save.
+    """
     number = {point: 2 + 3 * i for i, point in enumerate(graph.points)}
     edges: list[tuple[int, int, int]] = []
     for point, gain in gains:
         if gain > 0:
             edges.append((_SOURCE, number[point] + 2, gain))
+    edges += ((_SOURCE, number[point] + 1, gain) for point, gain in in_place)
     for point, facts in graph.points.items():
         if facts.zero_mean:
             continue

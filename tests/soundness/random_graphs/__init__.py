@@ -30,7 +30,7 @@ def random_graph(seed: int) -> RandomGraph:
     rng = random.Random(seed)  # noqa: S311 # no secret
     if seed % 8 == 5:
         return projection_graph(rng)
-    if seed % 8 == 7:
+    if seed % 16 == 15:
         return gated_graph(rng)
     if seed % 8 == 3:
         return chain_graph(rng)
