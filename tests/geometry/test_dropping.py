@@ -188,7 +188,7 @@ def test_the_command_prints_every_norm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"drop_means": 0.1}, "add --data"),
+        ({"drop_means": 0.1}, "add data="),
         ({"data": "x.npz"}, "add one of them"),
         ({"drop_means": -0.1, "data": "x.npz"}, "drop_means must be 0 or more"),
         ({"drop_means": 0.1, "data": "x.npz", "dry_run": True}, "drop_means= excludes dry_run="),

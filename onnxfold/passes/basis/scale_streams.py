@@ -26,7 +26,6 @@ from onnxfold.passes.basis.plan import (
     ScalePlan,
     ValueRange,
 )
-from onnxfold.passes.basis.ranges import measure_ranges
 from onnxfold.passes.basis.scale_walk import ScaledConstant, ScaleWalk
 from onnxfold.passes.places import Place, ReaderRef, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -44,6 +43,8 @@ def decide(info: ModelInfo, settings: Settings) -> ScalePlan:
     """
     if settings.scale_streams == "off":
         return ScalePlan()
+    from onnxfold.passes.basis.ranges import measure_ranges  # loads the float64 run
+
     walks, refusals = _streams(info, settings)
     members = {value for walk in walks for value in walk.members}
     given = None if settings.scale_streams == "auto" else int(settings.scale_streams)
