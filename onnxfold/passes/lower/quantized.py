@@ -74,10 +74,7 @@ class QuantizeFusion:
 
     @property
     def place(self) -> ir.Node:
-        """The node before which the call is inserted: the last one, or the first other reader.
-
-        the last, unless others read what it gives.
-        """
+        """The node before which the call is inserted: the last, or a norm with several results."""
         alone = len(self.norm.outputs) == 1 and "Y_scale" not in SIGNATURES[self.name].outputs
         return self.replaced[-1] if alone else self.norm
 
