@@ -15,7 +15,9 @@ DEFAULT_NOISE_LIMIT = 4.0
 # Threads of ONNX Runtime that wait for each other spin: of more than the cores each one costs time,
 # and 1,000 on two cores do not come to an end.  What is set for a larger machine is taken.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
-_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin")
+_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin",
+            "rotation_seed")  # fmt: skip
+ROTATIONS = ("hadamard", "random", "off")
 _MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
@@ -117,7 +119,8 @@ class Options:
     their mean, whose rounding grows with |mean| / std.  ``check`` is the number of inputs that both
     models are run on: 0 proves the result and runs nothing, None does neither.  ``scale_streams``:
     streams are divided by 2^K, or (``"auto"``) by the power of two that leaves ``scale_margin``
-    bits below the largest number of float16, on ``data`` as well.
+    bits below the largest number of float16, on ``data`` as well.  ``rotate``: streams and heads
+    are multiplied by an orthogonal matrix, drawn from ``rotation_seed``.
     """
 
     target: Target = Target.ONNX
@@ -152,9 +155,13 @@ class Options:
     scale_streams: str | int = "off"
     scale_margin: int = 3
     data: str | os.PathLike[str] | None = None
+    rotate: str = "off"
+    rotation_seed: int = 0
 
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
+        if self.rotate not in ROTATIONS:
+            raise UsageError(f"--rotate takes {', '.join(ROTATIONS)}, not '{self.rotate}'")
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)

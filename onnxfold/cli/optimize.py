@@ -51,6 +51,8 @@ def optimize(
     scale_streams: options.ScaleStreamsOption = "off",
     scale_margin: options.ScaleMarginOption = 3,
     data: options.DataOption = None,
+    rotate: options.RotateOption = "off",
+    rotation_seed: options.RotationSeedOption = 0,
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -119,6 +121,8 @@ def optimize(
             scale_streams=scale_streams,
             scale_margin=scale_margin,
             data=data,
+            rotate=rotate,
+            rotation_seed=rotation_seed,
             force=force,
             **fold.keywords(),
         )

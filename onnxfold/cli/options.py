@@ -156,6 +156,18 @@ DataOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE|DIR", help="Inputs of yours, on which ranges are measured as well."),
 ]
+RotateOption = Annotated[
+    str,
+    typer.Option(
+        metavar="hadamard|random|off",
+        help="Multiply residual streams and heads by an orthogonal matrix, which no norm sees, so "
+        "that outliers are spread before a quantisation to int8 or int4. `onnxfold rotate` "
+        "measures whether that helps.",
+    ),
+]
+RotationSeedOption = Annotated[
+    int, typer.Option(metavar="N", min=0, help="With --rotate: which matrix.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,

@@ -14,7 +14,7 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -76,7 +76,8 @@ class Findings:
     was not asked, and ``reader_refusals`` say why others give all.  ``scale_refusals`` say which
     operators stay though a linear layer could take them, by reference of their results.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
-    ``scaled_streams``: what was decided of their scales, None where that was not asked.
+    ``scaled_streams``: what was decided of their scales, None where that was not asked; and
+    ``rotated_streams`` and ``rotated_heads`` of their rotations.
     """
 
     description: Description
@@ -99,6 +100,8 @@ class Findings:
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
     sums: Sums = field(default_factory=Sums)
     scaled_streams: ScalePlan | None = None
+    rotated_streams: RotationPlan | None = None
+    rotated_heads: RotationPlan | None = None
 
     @property
     def feels_rows(self) -> bool:

@@ -5,9 +5,9 @@ that it uses is tested numerically on the nodes at hand.
 """
 
 from onnxfold.graph import ModelInfo
-from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight
+from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight, TurnedWeight
 
-__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "prove"]
+__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "TurnedWeight", "prove"]
 
 
 def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
