@@ -18,8 +18,9 @@ _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
 DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
 _COUNTED = (
     *("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin"),
-    *("drop_means", "max_error"),
+    *("drop_means", "max_error", "rotation_seed"),
 )
+ROTATIONS = ("hadamard", "random", "off")
 _MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
@@ -123,7 +124,8 @@ class Options:
     ``max_error`` bounds the error. ``check`` is the number of inputs that both models are run on: 0
     proves the result and runs nothing, None does neither. ``scale_streams``: streams are divided by
     2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below the largest
-    number of float16, also on ``data``.
+    number of float16, also on ``data``. ``rotate``: streams and heads are multiplied by an
+    orthogonal matrix, drawn from ``rotation_seed``.
     """
 
     target: Target = Target.ONNX
@@ -160,9 +162,13 @@ class Options:
     scale_streams: str | int = "off"
     scale_margin: int = 3
     data: str | os.PathLike[str] | None = None
+    rotate: str = "off"
+    rotation_seed: int = 0
 
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
+        if self.rotate not in ROTATIONS:
+            raise UsageError(f"--rotate takes {', '.join(ROTATIONS)}, not '{self.rotate}'")
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)

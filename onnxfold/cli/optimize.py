@@ -50,6 +50,8 @@ def optimize(
     fold: options.FoldOptions,
     scale_streams: options.ScaleStreamsOption = "off",
     scale_margin: options.ScaleMarginOption = 3,
+    rotate: options.RotateOption = "off",
+    rotation_seed: options.RotationSeedOption = 0,
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -136,6 +138,8 @@ def optimize(
             share_weights=share_weights,
             scale_streams=scale_streams,
             scale_margin=scale_margin,
+            rotate=rotate,
+            rotation_seed=rotation_seed,
             force=force,
             **fold.keywords(),
         )

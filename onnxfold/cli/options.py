@@ -159,6 +159,18 @@ DataOption = Annotated[
         help="For --scale-streams and --drop-means: your inputs, as for onnxfold measure.",
     ),
 ]
+RotateOption = Annotated[
+    str,
+    typer.Option(
+        metavar="hadamard|random|off",
+        help="Multiply residual streams and heads by an orthogonal matrix, which no norm sees, so "
+        "that outliers are spread before a quantisation to int8 or int4. `onnxfold rotate` "
+        "measures whether that helps.",
+    ),
+]
+RotationSeedOption = Annotated[
+    int, typer.Option(metavar="N", min=0, help="With --rotate: which matrix.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,

@@ -14,7 +14,7 @@ from onnxfold.graph.operands import only_reader
 from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
@@ -64,18 +64,17 @@ class Findings:
     """The norms of a model, what happens to each, and what a paper's rules count, if asked.
 
     ``refusals`` has, by reference of the norm's output, why a norm is not folded,
-    ``affine_refusals`` why its gamma or beta stays.
-    ``remaining`` are
-    the norms that are still norms when folds are decided, ``in_place`` those that stay and become
-    one operator, ``left`` those that could fold but should not. ``ranges`` names the weights whose
-    range grows much, ``deferral_refusals`` why an RMS norm, made or found, is computed in place.
-    ``restored`` are the RMSNorms that become LayerNorms, or None if not requested. ``compressed``
-    likewise are the norms that become CRMSNorms, ``decompressed`` those that were. ``without_last``
-    are those that write only as many channels as they read, or None if not requested, and
-    ``reader_refusals`` why others write all. ``scale_refusals`` explain which operators stay though
-    a linear layer could absorb them, by reference of their results. ``deferred_before`` are the
-    norms that were deferred in the original model, none of ``description``. ``scaled_streams``: the
-    decisions about their scales, or None if not requested.
+    ``affine_refusals`` why its gamma or beta stays. ``remaining`` are the norms that are still
+    norms when folds are decided, ``in_place`` those that stay and become one operator, ``left``
+    those that could fold but should not. ``ranges`` names the weights whose range grows much,
+    ``deferral_refusals`` why an RMS norm, made or found, is computed in place. ``restored`` are the
+    RMSNorms that become LayerNorms, or None if not requested. ``compressed`` likewise are the norms
+    that become CRMSNorms, ``decompressed`` those that were. ``without_last`` are those that write
+    only as many channels as they read, or None if not requested, and ``reader_refusals`` why others
+    write all. ``scale_refusals`` explain which operators stay though a linear layer could absorb
+    them, by reference of their results. ``deferred_before`` are the norms that were deferred in the
+    original model, none of ``description``. ``scaled_streams``, ``rotated_streams`` and
+    ``rotated_heads``: the decisions about bases, or None if not requested.
     """
 
     description: Description
@@ -97,6 +96,8 @@ class Findings:
     sums: Sums = field(default_factory=Sums)
     scaled_streams: ScalePlan | None = None
     paper: PaperCounts | None = None
+    rotated_streams: RotationPlan | None = None
+    rotated_heads: RotationPlan | None = None
 
     @property
     def feels_rows(self) -> bool:

@@ -1,7 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> scaled streams]
-            -> deferral -> lower
+    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> rotated streams
+            -> rotated heads] [-> scaled streams] -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
@@ -35,6 +35,9 @@ from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
 from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.rotate import apply as apply_rotation
+from onnxfold.passes.basis.rotate import decide_heads as decide_rotated_heads
+from onnxfold.passes.basis.rotate import decide_streams as decide_rotated_streams
 from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
@@ -129,6 +132,20 @@ PASSES: tuple[Pass[Any], ...] = (
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
     ),
     _CENTRING,
+    Pass(
+        "rotated streams",
+        decide_rotated_streams,
+        apply_rotation,
+        proofs.of_rotation,
+        lambda plan: tuple(stream.name for stream in plan.streams),
+    ),
+    Pass(
+        "rotated heads",
+        decide_rotated_heads,
+        apply_rotation,
+        proofs.of_rotation,
+        lambda plan: tuple(stream.name for stream in plan.streams),
+    ),
     Pass(
         "scaled streams",
         _decide_scaled_streams,
@@ -249,6 +266,8 @@ class Decided:
             scales.refusals,
             scaled_streams=self.decisions.get("scaled streams"),
             paper=centring.paper,
+            rotated_streams=self.decisions.get("rotated streams"),
+            rotated_heads=self.decisions.get("rotated heads"),
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
@@ -341,6 +360,8 @@ def unwanted(chosen: Options) -> frozenset[str]:
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     names |= frozenset[str]() if chosen.scale_streams != "off" else {"scaled streams"}
+    if chosen.rotate == "off":
+        names |= {"rotated streams", "rotated heads"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

@@ -14,7 +14,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.base import ProofOutcome
-from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.find_deferred import find_deferred
@@ -27,7 +27,7 @@ from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.passes.stream_forms.plan import ReadersPlan, ShiftingPlan
-from onnxfold.proof import Certificate, LinearLayer, Proof, ScaledWeight
+from onnxfold.proof import Certificate, LinearLayer, Proof, ScaledWeight, TurnedWeight
 from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal
 
@@ -194,6 +194,18 @@ def of_scaled_streams(before: ModelInfo, after: ModelInfo, plan: ScalePlan) -> P
     )
     shown = prove_models(before, after, Certificate(scaled=scaled, rounding=True))
     return ProofOutcome({"scaled_streams": len(plan.streams)}, shown.failures)
+
+
+def of_rotation(before: ModelInfo, after: ModelInfo, plan: RotationPlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names the weights that took a matrix."""
+    turned = tuple(
+        TurnedWeight(weight.value, weight.fiber, matrix)
+        for stream in plan.streams
+        for matrix in (stream.matrix(),)
+        for weight in stream.weights
+    )
+    shown = prove_models(before, after, Certificate(turned=turned))
+    return ProofOutcome({"rotated_weights": shown.rotated_weights}, shown.failures)
 
 
 def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:

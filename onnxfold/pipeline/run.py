@@ -26,7 +26,7 @@ from onnxfold.errors import (
     WeightOverflowError,
 )
 from onnxfold.model_io.sources import Source, open_source
-from onnxfold.options import Options
+from onnxfold.options import Folding, FuseAffine, Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
@@ -94,6 +94,7 @@ def run(
     source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
     """Run every stage after loading; again without the weights or passes that fail."""
+    chosen = _for_rotation(chosen)
     with timer.stage("analyse"):
         attempt = _Attempt(check_claims(source.model))
     while True:
@@ -104,6 +105,15 @@ def run(
         except PassCheckError as error:
             left_out = (*attempt.left_out, LeftOut(error.name, str(error)))
             attempt = replace(attempt, left_out=left_out)
+
+
+def _for_rotation(chosen: Options) -> Options:
+    """Ask for all folds, and all gammas and betas that move, where streams are to be rotated."""
+    if chosen.rotate == "off":
+        return chosen
+    auto = chosen.fuse_affine is FuseAffine.AUTO
+    affine = FuseAffine.ALWAYS if auto else chosen.fuse_affine
+    return replace(chosen, fold=Folding.ALWAYS, fuse_affine=affine)
 
 
 def _without_weights(
@@ -190,7 +200,7 @@ def _attempt(
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
     )
-    _demand_scales(folded.findings)
+    _demand(folded.findings)
     again = _without_needless(attempt, folded.findings)
     if again is not None:
         return _attempt(source, output, chosen, timer, again)
@@ -215,8 +225,12 @@ def _attempt(
         raise
 
 
-def _demand_scales(findings: Findings) -> None:
-    """Raise ModelError where streams were to be scaled and none could be."""
+def _demand(findings: Findings) -> None:
+    """Raise ModelError where streams were to be scaled or rotated and none could be."""
+    rotated = findings.rotated_streams
+    if rotated is not None and rotated.refusals and rotated.empty:
+        norm, why = rotated.refusals[0]
+        raise ModelError(f"the stream before '{norm}' cannot be rotated: {why.sentence}")
     scaled = findings.scaled_streams
     if scaled is not None and scaled.refusals and scaled.empty and not scaled.in_range:
         norm, why = scaled.refusals[0]
@@ -242,10 +256,16 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         ),
         "prepared": _prepared(prepared),
     }
-    if decided.findings.scaled_streams is not None:
-        report["scaled_streams"] = decided.findings.scaled_streams.to_json()
+    report |= _bases(decided.findings)
     report["timing_s"] = timer.seconds
     return Result(None, decided.differs, decided.plan, report)
+
+
+def _bases(findings: Findings) -> dict[str, Any]:
+    """Return what was decided of the bases of streams, where that was asked."""
+    names = ("rotated_streams", "rotated_heads", "scaled_streams")
+    decided = ((name, getattr(findings, name)) for name in names)
+    return {name: each.to_json() for name, each in decided if each is not None}
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:
@@ -323,8 +343,7 @@ def _report(
     left_out = (*attempt.left_out, *folded.left_out)
     if left_out:
         report["left_out"] = [left.to_json() for left in left_out]
-    if folded.findings.scaled_streams is not None:
-        report["scaled_streams"] = folded.findings.scaled_streams.to_json()
+    report |= _bases(folded.findings)
     if folded.proof is not None:
         report["proof"] = folded.proof.to_json()
     return report

@@ -36,6 +36,15 @@ class ScaledWeight:
     vector: npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnedWeight:
+    """W' = W R, for every set of the fiber; one array R for all weights of one stream."""
+
+    weight: str
+    fiber: Fiber
+    matrix: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """Hints by reference: a fiber for each centered weight or value, and the folded norms.
@@ -50,6 +59,7 @@ class Certificate:
     folded: tuple[str, ...] = ()
     linear: tuple[LinearLayer, ...] = ()
     scaled: tuple[ScaledWeight, ...] = ()
+    turned: tuple[TurnedWeight, ...] = ()
     by_name_alone: bool = False
     rounding: bool = False
 
@@ -71,6 +81,7 @@ class Proof:
     deferred_norms: int = 0
     reinstated_norms: int = 0
     scaled_streams: int = 0
+    rotated_weights: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""

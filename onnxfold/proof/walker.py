@@ -37,6 +37,7 @@ from onnxfold.proof.stored import (
     resized,
 )
 from onnxfold.proof.tester import Tester
+from onnxfold.proof.turned_weights import TurnedWeights
 from onnxfold.proof.widening import Widening
 
 _MOST_UNKNOWN = 6
@@ -71,6 +72,7 @@ class _Walker:
         self._scaled: dict[str, list[ScaledWeight]] = defaultdict(list)
         for claim in certificate.scaled:
             self._scaled[claim.weight].append(claim)
+        self._turned = TurnedWeights(certificate)
         self._widening = Widening(
             after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
         )
@@ -101,6 +103,7 @@ class _Walker:
             tuple(self._failures),
             scaled,
             kinds.count("shifted") + self._absorber.shifted,
+            rotated_weights=kinds.count("rotated"),
         )
 
     def _is_folded(self, value: ir.Value) -> bool:
@@ -255,6 +258,10 @@ class _Walker:
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
         factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
+        turned = self._turned.relation(self._before.ref(u), old, new)  # zeros are turned zeros too
+        if turned is not None:
+            self._changed[v] = "rotated"
+            return turned
         zero = bool(factors) and largest(new) == 0  # also its former value times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
@@ -385,7 +392,8 @@ class _Walker:
     def _test_as_given(self, region: Region) -> tuple[Relation | None, Region]:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
-        weaker = self._tester.relation(region, fibers, slack)
+        turns = self._fibers_near.of_turn(region)
+        weaker = self._tester.relation(region, fibers, slack, turns)
         if (weaker is not None and (weaker.equal or not weaker.known)) or region.alike:
             return weaker, region
         for choice in self._fibers_near.of_zeros(region):

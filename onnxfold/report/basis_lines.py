@@ -21,6 +21,22 @@ def scaled(document: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"stream before '{refusal['norm']}' is not scaled: {refusal['sentence']}"
 
 
+def rotated(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what became of each stream that was to be rotated, and of heads."""
+    for row in report.get("rotated_streams", {}).get("streams", ()):
+        weights = counted(len(row["weights"]), "weight")
+        norms = counted(len(row["norms"]), "norm")
+        yield (
+            f"stream before '{row['name']}': rotated by a {row['matrix']} matrix of "
+            f"{row['size']}, seed {row['seed']}: {weights}, {norms}"
+        )
+    for refusal in report.get("rotated_streams", {}).get("refusals", ()):
+        yield f"stream before '{refusal['name']}' is not rotated: {refusal['sentence']}"
+    heads = report.get("rotated_heads", {}).get("streams", ())
+    if heads:
+        yield f"heads of {counted(len(heads), 'attention')} rotated between values and output"
+
+
 def _norms(row: Mapping[str, Any]) -> str:
     others = len(row["norms"]) - 1
     return f"'{row['norm']}'" + (f" and {counted(others, 'other norm')}" if others else "")

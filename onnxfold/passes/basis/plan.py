@@ -3,10 +3,80 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onnxfold.graph import Fiber
+from onnxfold.graph.array_types import Float64
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.rotations import RotationKind, rotation
 
 LARGEST_HALF, SMALLEST_NORMAL_HALF = 65504.0, 2.0**-14
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedWeight:
+    """A weight, by reference, of which every set of the fiber is multiplied by R."""
+
+    value: str
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedStream:
+    """What is multiplied by one orthogonal matrix, by the value that it was found from.
+
+    ``norms``: those that pass it on; ``values``: how many values are times R; ``substituted``:
+    there is no Hadamard matrix of the size, so that it is a random one.
+    """
+
+    name: str
+    size: int
+    kind: RotationKind
+    seed: int
+    weights: tuple[RotatedWeight, ...]
+    norms: tuple[str, ...] = ()
+    values: int = 0
+    substituted: bool = False
+
+    def matrix(self) -> Float64:
+        """Return R."""
+        return rotation(self.kind, self.size, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class RotationPlan:
+    """The streams, or heads, that are rotated, and why others are not."""
+
+    streams: tuple[RotatedStream, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.streams
+
+    def left_out(self, reason: str) -> "RotationPlan":
+        """Return the plan to rotate nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        return RotationPlan((), (*self.refusals, *((each.name, why) for each in self.streams)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report's form."""
+        return {
+            "streams": [_rotation_row(stream) for stream in self.streams],
+            "refusals": [{"name": name, **why.to_json()} for name, why in self.refusals],
+        }
+
+
+def _rotation_row(stream: RotatedStream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "size": stream.size,
+        "matrix": "random" if stream.substituted else stream.kind.value,
+        "seed": stream.seed,
+        "weights": [weight.value for weight in stream.weights],
+        "norms": list(stream.norms),
+        "values": stream.values,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,12 @@ class ScaleWalk(StreamWalk):
         if site is not None and site.form is not NormForm.DECOMPOSED:
             return value is not site.output or not self._affine_inputs(node)
         alike = value is node.outputs[0] or facets.scales_every_output(row_of(node))
-        return not alike or elements_of(self.info, node)[0] > Elements.HOMOGENEOUS
+        return not alike or not self._is_homogeneous(node)
+
+    def _is_homogeneous(self, node: ir.Node) -> bool:
+        """Whether f(c x) = c f(x) for c > 0, of all that it reads together or of each alone."""
+        level = elements_of(self.info, node)[0]
+        return level <= Elements.HOMOGENEOUS or row_of(node).family is Family.CENTRING
 
     def _affine_inputs(self, node: ir.Node) -> tuple[int, ...]:
         """Return the inputs of gamma and beta where a norm is one operator; () without gamma."""
@@ -219,8 +224,7 @@ class ScaleWalk(StreamWalk):
         if row.layer is not None and reader.index in (0, 1) and self._root(node, 1 - reader.index):
             self._layers.append(reader)
             return None
-        passes = elements_of(self.info, node)[0] <= Elements.HOMOGENEOUS
-        if not passes or reader.index not in (*data, row.bias):
+        if not self._is_homogeneous(node) or reader.index not in (*data, row.bias):
             return self.refuse_reader(point, reader)
         outputs = node.outputs if facets.scales_every_output(row) else node.outputs[:1]
         return self._visit_all(each for each in outputs if each.uses() or each.is_graph_output())

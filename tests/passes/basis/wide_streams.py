@@ -22,6 +22,7 @@ class Builder:
     """Nodes and weights that grow."""
 
     size: float = LARGE
+    width: int = WIDTH
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(3))
@@ -43,10 +44,10 @@ class Builder:
 
     def norm(self, kind: str, x: str, name: str, gamma_size: float = 1.0) -> str:
         """Add a norm of a kind; what it gives is of the size of gamma."""
-        gamma = self.weight(f"{name}.gamma", WIDTH, size=0.2 * gamma_size)
+        gamma = self.weight(f"{name}.gamma", self.width, size=0.2 * gamma_size)
         self.weights[gamma] += np.float32(gamma_size)
         if kind == "layer":
-            beta = self.weight(f"{name}.beta", WIDTH, size=0.3 * gamma_size)
+            beta = self.weight(f"{name}.beta", self.width, size=0.3 * gamma_size)
             return self.node("LayerNormalization", [x, gamma, beta], name, epsilon=1e-5)
         if kind == "rms":
             return self.node("RMSNormalization", [x, gamma], name, epsilon=1e-5)
@@ -63,19 +64,22 @@ class Builder:
             self.weights[gamma] -= np.float32(1)
             n = self.node("Mul", [x, self.node("Reciprocal", [root], f"{name}.r")], f"{name}.n")
             return self.node("Mul", [n, self.node("Add", [one, gamma], f"{name}.g")], name)
+        if kind == "bare":
+            del self.weights[gamma]
+            return self.node("Div", [y, root], name)
         n = self.node("Div", [y, root], f"{name}.n")
         scaled = self.node("Mul", [n, gamma], name if kind == "rms pieces" else f"{name}.scaled")
         if kind == "rms pieces":
             return scaled
-        return self.node("Add", [scaled, self.weight(f"{name}.beta", WIDTH)], name)
+        return self.node("Add", [scaled, self.weight(f"{name}.beta", self.width)], name)
 
     def block(self, kind: str, x: str, i: int) -> str:
         n = self.norm(kind, x, f"norm{i}")
-        up = self.node("MatMul", [n, self.weight(f"up{i}", WIDTH, HIDDEN)], f"u{i}")
+        up = self.node("MatMul", [n, self.weight(f"up{i}", self.width, HIDDEN)], f"u{i}")
         t = self.node("Tanh", [up], f"t{i}")
-        down = self.weight(f"down{i}", HIDDEN, WIDTH, size=self.size)
+        down = self.weight(f"down{i}", HIDDEN, self.width, size=self.size)
         d = self.node("MatMul", [t, down], f"d{i}")
-        b = self.node("Add", [self.weight(f"bias{i}", WIDTH, size=self.size), d], f"b{i}")
+        b = self.node("Add", [self.weight(f"bias{i}", self.width, size=self.size), d], f"b{i}")
         return self.node("Add", [x, b], f"x{i + 1}")
 
     def model(self, outputs: Mapping[str, int], opset: int = 17) -> onnx.ModelProto:
@@ -84,14 +88,14 @@ class Builder:
         return model_of(self.nodes, ids, kinds, self.weights, opset=opset)
 
 
-def wide_stream(kind: str = "layer", size: float = LARGE) -> onnx.ModelProto:
+def wide_stream(kind: str = "layer", size: float = LARGE, width: int = WIDTH) -> onnx.ModelProto:
     """An embedding, two blocks that write into the stream, and a head behind a last norm."""
-    b = Builder(size)
-    x = b.node("Gather", [b.weight("table", WORDS, WIDTH, size=size), "ids"], "x0")
+    b = Builder(size, width)
+    x = b.node("Gather", [b.weight("table", WORDS, width, size=size), "ids"], "x0")
     for i in range(2):
         x = b.block(kind, x, i)
     last = b.norm(kind, x, "last")
-    b.node("MatMul", [last, b.weight("head", WIDTH, WORDS)], "logits")
+    b.node("MatMul", [last, b.weight("head", width, WORDS)], "logits")
     return b.model({"logits": WORDS}, opset=23 if kind == "rms" else 17)
 
 
@@ -154,6 +158,50 @@ def activation_first(size: float = LARGE) -> onnx.ModelProto:
         x = b.block("layer", x, i)
     b.node("MatMul", [b.norm("layer", x, "last"), b.weight("head", WIDTH, WORDS)], "logits")
     return b.model({"logits": WORDS})
+
+
+def plain_rms() -> onnx.ModelProto:
+    """RMSNorms without gamma; a layer of the stream's width writes and reads it."""
+    b = Builder(1.0)
+    x = b.node("Gather", [b.weight("table", WORDS, WIDTH), "ids"], "x0")
+    for i in range(2):
+        n = b.norm("bare", x, f"norm{i}")
+        t = b.node(
+            "Tanh", [b.node("MatMul", [n, b.weight(f"up{i}", WIDTH, HIDDEN)], f"u{i}")], f"t{i}"
+        )
+        d = b.node("MatMul", [t, b.weight(f"down{i}", HIDDEN, WIDTH)], f"d{i}")
+        x = b.node(
+            "Add", [x, b.node("Add", [b.weight(f"bias{i}", WIDTH), d], f"b{i}")], f"x{i + 1}"
+        )
+    probed = b.node("MatMul", [x, b.weight("square", WIDTH, WIDTH)], "probed")
+    assert probed
+    b.node("MatMul", [b.norm("bare", x, "last"), b.weight("head", WIDTH, WORDS)], "logits")
+    return b.model({"logits": WORDS, "probed": WIDTH})
+
+
+def attention(heads: int = 4) -> onnx.ModelProto:
+    """Values in heads, mixed by scores of the words, joined again and read by a layer."""
+    b, size = Builder(1.0), WIDTH // heads
+    words = b.node("Gather", [b.weight("table", WORDS, WIDTH), "ids"], "words")
+    split = b.constant("split", [0, 0, heads, size], np.int64)
+    joint = b.constant("joint", [0, 0, WIDTH], np.int64)
+    made = {}
+    for name in ("queries", "keys", "values"):
+        product = b.node("MatMul", [words, b.weight(name, WIDTH, WIDTH)], f"{name}.product")
+        biased = b.node("Add", [product, b.weight(f"{name}.bias", WIDTH)], f"{name}.biased")
+        active = biased if name == "values" else b.node("Tanh", [biased], f"{name}.active")
+        shaped = b.node("Reshape", [active, split], f"{name}.shaped")
+        perm = [0, 2, 3, 1] if name == "keys" else [0, 2, 1, 3]
+        made[name] = b.node("Transpose", [shaped], f"{name}.heads", perm=perm)
+    scores = b.node("MatMul", [made["queries"], made["keys"]], "scores")
+    weights = b.node("Softmax", [scores], "weights", axis=-1)
+    mixed = b.node("MatMul", [weights, made["values"]], "mixed")
+    turned = b.node("Transpose", [mixed], "turned", perm=[0, 2, 1, 3])
+    rows = b.node("Reshape", [turned, joint], "rows")
+    b.node("MatMul", [rows, b.weight("joined", WIDTH, WORDS)], "logits")
+    model = b.model({"logits": WORDS})
+    model.graph.name = "heads"
+    return model
 
 
 WIDE = {
