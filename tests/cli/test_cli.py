@@ -58,6 +58,18 @@ def test_inspect_json_keeps_its_contract(
     }
 
 
+def test_what_a_paper_counts_is_counted_where_asked(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = ("algorithm1", "algorithm1_embed_centred", "d2")
+    for asked in ([], ["--paper"]):
+        assert run(monkeypatch, "inspect", model, "--json", *asked) == 0
+        summary = json.loads(capsys.readouterr().out)["summary"]
+        assert all((summary[count] is not None) == bool(asked) for count in counts)
+    assert run(monkeypatch, "inspect", model, "--paper") == 0
+    assert "Algorithm 1, " in capsys.readouterr().out
+
+
 def test_the_report_holds_inspection_proof_verification_and_output(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
