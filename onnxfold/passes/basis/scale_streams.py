@@ -43,7 +43,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalePlan:
     """
     if settings.scale_streams == "off":
         return ScalePlan()
-    from onnxfold.passes.basis.ranges import measure_ranges  # loads the float64 run
+    from onnxfold.passes.basis.stream_ranges import measure_ranges  # loads the float64 run
 
     walks, refusals = _streams(info, settings)
     members = {value for walk in walks for value in walk.members}
