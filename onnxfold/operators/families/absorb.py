@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import Dim, Fiber, ModelInfo, Shape
+from onnxfold.graph import Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.operators.families.linear import without_map
 from onnxfold.operators.families.maps import Axes, IndexMap, map_of
@@ -51,14 +51,14 @@ def absorbing_layer(
     if index > (1 if layer in _EITHER else 0):
         return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
     known = map_of(view, node)
-    if known is None or len(known.factors) != 2:
+    if not isinstance(known, IndexMap) or len(known.factors) != 2:
         return without_map(node)
     x, w = known.factors[index], known.factors[1 - index]
     labels = known.labels(channels.digits, x)
     if labels is None and known.sizes and channels.axes == (1,):
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
-    placed = channels.mapped(lambda digit: _fiber(known, digit, x, w))
-    # Axes in an ellipsis may be broadcast, and are then not axes of the weight.
+    placed = channels.mapped(lambda digit: known.image(digit, x, w))
+    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
     hidden = any(label.isdigit() for label in labels or ())
     if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
         sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
@@ -79,16 +79,11 @@ def absorbing_layer(
         1 - index,
         placed,
         outer,
-        outer.mapped(lambda digit: _fiber(known, digit, w, known.output)) or _NONE,
+        outer.mapped(lambda digit: known.image(digit, w, known.output)) or _NONE,
         bias=row_of(node).bias,
         factor=factor,
         shift_refusal=None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why),
     )
-
-
-def _fiber(known: IndexMap, digit: Fiber, old: Axes, new: Axes) -> Fiber | None:
-    image = known.image(digit.blocks, old, new)
-    return None if image is None else Fiber.of(image)
 
 
 def _labels(axes: Axes) -> set[str]:

@@ -22,7 +22,8 @@ from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layer
-from onnxfold.operators.families.elementwise import factors_behind
+from onnxfold.operators.families.linear import Linear, without_map
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
@@ -102,6 +103,8 @@ def _carry(
 def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Refusal:
     """Return the refusal by the operator's law for the digits, if it has one."""
     transfer = transfer_of(node)
+    if isinstance(transfer, Linear) and map_of(view, node) is None:
+        return without_map(node)
     if transfer is not None:
         for digit in channels.digits:
             for output, outer in transfer.forward(view, node, index, Fiber((digit,))) or ():
@@ -119,9 +122,12 @@ def _diagonal_behind(
     A product passes them on for any other factor, while P would have to know it: (g * x) * h = g *
     (x * h).
     """
-    if index in facets.numerators(row_of(node)):
-        return factors_behind(view, node, index, digit)
-    return digit_behind(view, node, index, position, digit)
+    if index not in facets.numerators(row_of(node)):
+        return digit_behind(view, node, index, position, digit)
+    known = map_of(view, node)
+    if not isinstance(known, IndexMap):
+        return None
+    return known.image(digit, known.operand(index), known.output)
 
 
 def digit_behind(

@@ -18,7 +18,7 @@ from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormKind, NormSite
 from onnxfold.operators import facets
-from onnxfold.operators.families.maps import map_of
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, ZeroMean, refuse
 from onnxfold.operators.table import row_of
@@ -120,15 +120,14 @@ class RotationWalk(StreamWalk):
     def _summed_with(self, node: ir.Node, index: int, fiber: Fiber) -> Point | None:
         """Return the channels of the other factor of a product that is summed over these."""
         known = map_of(self.info, node)
-        if known is None or len(known.factors) != 2 or index > 1:
+        if not isinstance(known, IndexMap) or len(known.factors) != 2 or index > 1:
             return None
         labels = known.labels(fiber.blocks, known.factors[index])
         kept = {label for axis in known.output for label in axis}
         if not labels or labels & {label.removesuffix("?") for label in kept}:
             return None
-        image = known.image(fiber.blocks, known.factors[index], known.factors[1 - index])
+        placed = known.image(fiber, known.factors[index], known.factors[1 - index])
         value = node.inputs[1 - index]
-        placed = None if image is None else Fiber.of(image)
         if placed is None or value is None or placed.size != fiber.size:
             return None
         return Point(value, placed)

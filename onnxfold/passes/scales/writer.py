@@ -9,26 +9,28 @@ After one part of a joint projection, c and d apply to the part, and are 1 and 0
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
+from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.operands import (
     is_read_once,
     known_operand,
     known_producer,
+    operand,
     producer_of,
     weight_operand,
 )
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.cut_parts import AxisPart, cut_of, element_readers, only_part
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.reactions import before_layout
-from onnxfold.operators.families.rules import transfer_of
-from onnxfold.operators.families.transfer import Carried, refuse
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
@@ -370,18 +372,15 @@ def _writer(
     if row_of(node).bias is not None:
         if node.attributes.get_float("beta", 1.0) != 1.0:
             return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "multiplies its bias")
-        operand = node.inputs[2] if len(node.inputs) > 2 else None
-        reader = Reader(node, 2)
-        if operand is None:
+        reader = Reader(node, row_of(node).bias or 0)
+        bias = operand(node, reader.index)
+        if bias is None:
             new_bias = reader
         else:
-            tensor = view.tensor(operand)
-            shape = () if tensor is None else tuple(tensor.shape.numpy())
-            axes = {axis: len(shape) - 1 for axis in channels.axes}
-            full = channels.size in (1, shape[-1] if shape else 0)
-            if tensor is None or not full or len(axes) > 1:
+            place = _in_operand(map_of(view, node), channels, reader.index)
+            if view.tensor(bias) is None or place is None:
                 return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
-            found.append(EditPlace(operand, reader, channels.renamed(axes), SCALAR))
+            found.append(EditPlace(bias, reader, place, SCALAR))
     return LinearWriter(node, channels, root, tuple(found), new_bias)
 
 
@@ -390,20 +389,20 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     if not channels.digits:
         first = row_of(node).layer in _PRODUCTS and not is_weight(view, node, 1)
         return (0 if first else 1), SCALAR
-    if row_of(node).layer is Layer.CONVOLUTION:  # for any groups
-        return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
-    transfer = transfer_of(node)
-    if transfer is None:
+    known = map_of(view, node)
+    count = len(known.factors) if isinstance(known, IndexMap) else 0
+    places = ((index, _in_operand(known, channels, index)) for index in range(count))
+    held = [(index, place) for index, place in places if place is not None]
+    several = row_of(node).layer is Layer.CONVOLUTION  # of groups, which x has too
+    return held[-1] if len(held) == 1 or (held and several) else None
+
+
+def _in_operand(
+    known: IndexMap | Refusal | None, channels: Channels, index: int
+) -> Channels | None:
+    """Return where channels of the output are in an operand, None where it lacks one."""
+    if not channels.digits:
+        return SCALAR
+    if not isinstance(known, IndexMap):
         return None
-    indices: set[int] = set()
-
-    def back(digit: Fiber) -> Fiber | None:
-        found = transfer.backward(view, node, 0, digit)
-        carried = (
-            [pair for pair in found.inputs if pair[0] < 2] if isinstance(found, Carried) else []
-        )
-        indices.update(index for index, _ in carried)
-        return carried[0][1] if len(carried) == 1 else None
-
-    moved = channels.mapped(back)
-    return None if moved is None or len(indices) != 1 else (indices.pop(), moved)
+    return channels.mapped(partial(known.image, old=known.output, new=known.operand(index)))

@@ -282,6 +282,21 @@ def test_a_norm_spelled_out_without_gamma_keeps_what_is_no_gamma(tail: str) -> N
     assert not absorb(before).fusions
 
 
+def test_a_scale_of_rows_leaves_a_layer_whose_bias_runs_along_columns() -> None:
+    rng = np.random.default_rng(0)
+    square, tall = rng.normal(size=(6, 6)), rng.normal(size=(6, 4))
+    body = (
+        "u = ReduceMean <keepdims = 0> (x, first) v = MatMul(P, u) g = Gemm(A, v, c) y = Mul(g, k)"
+    )
+    column = np.arange(1.0, 7.0).reshape(6, 1)
+    more = {"first": np.array([0]), "A": square, "P": tall, "c": square[0], "k": column}
+    assert not absorb(scale_model(body, more)).fusions
+    assert absorb(scale_model(body, {**more, "k": column.reshape(1, 6)})).fusions == ()
+    of_rows = absorb(scale_model(body.replace("v, c)", "v)"), more))
+    assert len(of_rows.fusions) == 1
+    assert of_rows.proof.passed
+
+
 def test_the_scale_of_another_reader_would_change_the_function_and_fail_the_proof() -> None:
     harmless = scale_model("m = MatMul(x, W) a = Mul(m, ls) y = Tanh(a)")
     harmful = scale_model("m = MatMul(x, W) a = Mul(m, ls) t = Tanh(a) y = Add(t, m)")
