@@ -4,11 +4,11 @@
 
 Vision and speech encoders of transformers with eager attention (TorchScript, opset 17, random
 weights, the sizes of SigLIP-B/16 and of Whisper tiny with fewer layers) go through onnxfold and
-ONNX Runtime's transformers optimizer in both orders.  Sessions without a library take turns, one
-thread; the time is that of the thread, which other work on the machine lengthens little.  All are
-opened several times, for where the memory of one lies changes its time by some percent.  A ratio is
-the median over the rounds of the export's time to the order's, so that more than 1 is faster.
-Rows go to benchmarks/results/attention_orders.csv.
+ONNX Runtime's transformers optimizer in both orders. Sessions without a library take turns, one
+thread; the time is the thread's, which other work on the machine hardly affects. All are opened
+several times, because the memory location of a session changes its time by some percent. A ratio is
+the median over the rounds of the export's time to the order's, so that more than 1 is faster. Rows
+go to benchmarks/results/attention_orders.csv.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPSET, _ROUNDS, _LEAST, _SESSIONS = 17, 101, 5, 6
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A module with an input of one shape, and what the optimizer has to be told of it."""
+    """A module with an input of one shape, and its settings for the optimizer."""
 
     build: Callable[[], Any]
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ def exported(subject: Subject, path: Path) -> Any:
 
 
 def ordered(subject: Subject, source: Path, steps: Sequence[str], path: Path) -> int:
-    """Write what the steps make of the export in turn; return how many norms fold."""
+    """Apply the steps to the export in turn; return how many norms fold."""
     from onnxruntime.transformers import optimizer
 
     model, folds = onnx.load(source), 0

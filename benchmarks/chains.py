@@ -1,13 +1,13 @@
-"""Sends exports through chains of tools, and says what a session of ONNX Runtime runs in the end.
+"""Send exports through chains of tools, and count what a session of ONNX Runtime executes.
 
     python -m benchmarks.chains [--models bert-base gpt2 ...] [--out benchmarks/results/chains.csv]
 
-Needs onnxslim and onnxsim beside the extra `models`.  Small recipes (two layers, untrained weights,
-eager and sdpa attention) are exported by TorchScript at opset 17 and by dynamo at opset 20.  A row
-has the nodes that a CPU session without onnxfold's kernels executes, its fused operators, and how
-far its outputs are from those of the export without optimizations: the largest difference for two
-inputs of other sizes, relative to the largest output.  Each step runs in a process of its own; what
-crashes, hangs or does not load is a row that says so.  Nothing here is timed.
+Needs onnxslim and onnxsim in addition to the extra `models`. Small recipes (two layers, untrained
+weights, eager and sdpa attention) are exported by TorchScript at opset 17 and by dynamo at opset
+20. A row has the nodes that a CPU session without onnxfold's kernels executes, its fused operators,
+and the distance of its outputs from the export's without optimizations: the largest difference for
+two inputs of other sizes, relative to the largest output. Each step runs in a separate process;
+crashes, timeouts and load failures are recorded in a row. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _SECOND: Final = {"batch": 1, "sequence": 7}
 class ChainRow(Conditions):
     """One chain of tools on one export.
 
-    ``nodes`` are those of the session; ``quantised`` counts the operators of it that compute with
-    integers; ``failed`` says at which step there was no file, or none that loads.
+    ``nodes`` are the session's; ``quantised`` counts its integer operators; ``failed`` names the
+    step without a loadable file.
     """
 
     onnxruntime: str
@@ -293,7 +293,7 @@ def _looked_at(path: Path, inputs: list[Feeds], truth: list[list[Any]]) -> dict[
 
 
 class Export:
-    """An export in a folder, and the files that chains have made of it: what begins alike once."""
+    """An export in a folder, and the files that chains made from it: common prefixes once."""
 
     def __init__(self, folder: Path, called: str, path: Path, inputs: list[Feeds]):
         self.folder, self.called, self.inputs = folder, called, inputs

@@ -2,9 +2,9 @@
 
     python -m benchmarks.deferral_counts
 
-writes benchmarks/results/deferral_counts.csv, of which ``python docs/generate.py`` makes a table of
-docs/theory.md.  The counts are those of the plan that ``--defer all`` decides on for the block; no
-weight is made.
+writes benchmarks/results/deferral_counts.csv, from which ``python docs/generate.py`` makes a table
+of docs/theory.md. The counts come from the plan of ``--defer all`` for the block; no weight is
+made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BLOCKS", "CountRow", "count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Width n of the stream, f of the hidden layer; heads, those of keys, and the size of each."""
+    """Width n of the stream, f of the hidden layer; heads, key heads, and the size of each."""
 
     model: str
     n: int

@@ -1,13 +1,13 @@
-"""What ONNX Runtime takes for a norm and what stands for it, at few and at many elements.
+"""Time of a norm and its replacements in ONNX Runtime, for few and for many elements.
 
     python -m benchmarks.fixed_costs [--rounds 61] [--out benchmarks/results/fixed_costs.csv]
 
-Each method is a session of 32 links in a row, on one thread; all methods of a shape take turns, and
-what is compared is the processor's time.  Other work on the machine only adds to it: `us` is the
-10th percentile of the rounds, for one link, `of_layer_norm` its ratio to that of
-LayerNormalization.  What stands for a norm is cheaper where there are many elements, and dearer by
-an operator where there are few: ``onnxfold/targets/costs.py`` has from here what an operator costs
-however small it is (`Costs.operator`, an Add of one row), and a row of an Add (`Costs.row`).
+Each method is a session of 32 links in a row, on one thread; all methods of a shape are timed in
+turns, by processor time. Other work on the machine only adds to it: `us` is the 10th percentile of
+the rounds, for one link, `of_layer_norm` its ratio to LayerNormalization's. The replacement of a
+norm is cheaper for many elements, and dearer by an operator for few: ``onnxfold/targets/costs.py``
+takes from here the cost of an operator of any size (`Costs.operator`, an Add of one row), and of a
+row of an Add (`Costs.row`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FixedCostRow(Conditions):
 
 
 def chain(method: str, rows: int, size: int) -> onnx.ModelProto:
-    """LINKS links of a method, each of which reads what the one before it gives."""
+    """LINKS links of a method, each reading the result of its predecessor."""
     nodes = []
     for number in range(LINKS):
         names = {"x": f"y{number}", "y": f"y{number + 1}"}
@@ -90,7 +90,7 @@ def chain(method: str, rows: int, size: int) -> onnx.ModelProto:
 
 
 class _Chain:
-    """A session of a chain that executes what the method names, and nothing else."""
+    """A session of a chain that executes exactly what the method names."""
 
     def __init__(self, method: str, rows: int, size: int, scratch: Path) -> None:
         options = ort.SessionOptions()

@@ -1,9 +1,9 @@
-"""What becomes of random graphs while one facet of one operator is false in the table.
+"""Outcomes of random graphs while one facet of one operator is false in the table.
 
     python -m benchmarks.flips [--graphs 12] [--seed 0] [--count N] [--keep FILE.csv]
 
-Of each facet: the graphs whose model computes the function all the same, those that the proof
-refused, and those whose wrong model was proved, of which there must be none.
+Of each facet: the graphs whose model computes the function anyway, those that the proof refused,
+and those whose wrong model was proved, which must be 0.
 """
 
 from __future__ import annotations

@@ -74,9 +74,9 @@ app(sys.argv[1:], standalone_mode=False){_PEAK}"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldRow(Conditions):
-    """One measurement; ``bar`` is the largest median that is good enough, empty where none is.
+    """One measurement; ``bar`` is the largest acceptable median, or empty.
 
-    ``load`` is the load average of the minute before: what else the machine was doing.
+    ``load`` is the load average of the minute before.
     """
 
     load: float
@@ -163,7 +163,7 @@ def _row(model: Path, load: float, sample: _Sample) -> FoldRow:
 
 
 def _startup(runs: int) -> list[_Sample]:
-    """Start-up of the command and of ``import onnxfold``, beside the bare interpreter."""
+    """Start-up of the command and of ``import onnxfold``, compared with the bare interpreter."""
     commands = {
         "python -c pass": (["-c", "pass"], None),
         "import onnxfold": (["-c", "import onnxfold"], None),
@@ -305,7 +305,7 @@ def _emptied(scratch: str, command: Sequence[str]) -> _Ended:
 
 
 def _memory(words: Sequence[str], runs: int) -> list[_Sample]:
-    """Peak resident memory of the command above that of an interpreter with its imports."""
+    """Peak resident memory of the command in excess of an interpreter with its imports."""
     base = min(_peak(_IMPORTS) for _ in range(3))
     peaks = tuple(_peak(_FOLD, *words) - base for _ in range(min(runs, 3)))
     return [

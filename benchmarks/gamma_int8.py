@@ -43,8 +43,8 @@ Array = np.ndarray[Any, Any]
 class GammaRow(Conditions):
     """One layer or model; ``times`` is what ``outliers`` elements of gamma were multiplied by.
 
-    ``weights``: those of single layers, normal, of a Student t of 4 degrees (heavy), or normal over
-    gamma (inverse).  ``predicted``: the ratio of the errors of ``tensor`` by the rule.  ``moves``:
+    ``weights``: for single layers, normal, of a Student t of 4 degrees (heavy), or normal over
+    gamma (inverse). ``predicted``: the ratio of the errors of ``tensor`` by the rule. ``moves``:
     whether the default moves gammas.
     """
 
@@ -74,7 +74,7 @@ class Case:
 
 
 def single(weights: str, width: int, outliers: int, times: int, seed: int) -> Case:
-    """Return a norm and a linear layer behind it."""
+    """Return a norm and a linear layer after it."""
     rng = np.random.default_rng(seed)
     gamma = rng.normal(1, 0.15, width)
     gamma[rng.choice(width, outliers, replace=False)] *= times

@@ -1,10 +1,10 @@
-"""What the sums of `onnxfold measure` cost: the instrumented session beside the plain one.
+"""Cost of the sums of `onnxfold measure`: the instrumented session against the plain one.
 
     python -m benchmarks.geometry MODEL.onnx [--batch 8] [--length 128] [--rounds 15]
 
 Both sessions run on the same inputs of [batch, length] and take turns; the ratio is the median over
-the rounds. `sums` is the time from the outputs of a session to merged statistics, beside it.
-The bar is 1.15 for BERT-base at batch 8 and length 128.
+the rounds. `sums` is the time from the outputs of a session to merged statistics. The bar is 1.15
+for BERT-base at batch 8 and length 128.
 """
 
 from __future__ import annotations

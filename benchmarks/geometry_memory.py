@@ -1,12 +1,12 @@
-"""What `onnxfold measure` takes of memory beside a session that runs the model on the same data.
+"""Memory of `onnxfold measure`, compared with a session that runs the model on the same data.
 
     python -m benchmarks.geometry_memory MODEL.onnx [--rows 64] [--length 128] [--batch 8]
 
-Each runs in a process of its own, one after the other; peaks are those of resident memory (VmHWM),
-which count mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results. With
-``--plain-rows N`` the plain session holds all of the data and runs the first N rows of it. With
-``--words N`` the table of words has N rows, those that it has over and over: a model of any number
-of parameters that takes no longer for a row, so that a million rows of it can be measured.
+Each runs in a separate process, one after the other; peaks are resident memory (VmHWM), which
+includes mapped pages of files. The bar is 1 GB above the session's, and 10 MB of results. With
+``--plain-rows N`` the plain session loads all of the data and runs the first N rows. With ``--words
+N`` the table of words has N rows, repeating the original ones: a model of any number of parameters
+with the same time per row, so that a million rows can be measured.
 """
 
 from __future__ import annotations

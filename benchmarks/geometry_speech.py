@@ -4,8 +4,8 @@
     onnxfold measure build/speech/smart_turn.onnx --data build/speech/speech.npz
 
 The model is Smart Turn 3.2 (package pipecat-ai, BSD-2-Clause): the encoder of Whisper tiny,
-trained on to tell whether a speaker has finished, int8.  The speech is that of the package
-moonshine-voice (MIT), in windows of 8 seconds, one each second.  Nothing of the packages is
+fine-tuned to detect whether a speaker has finished, int8. The speech is from the package
+moonshine-voice (MIT), in windows of 8 seconds, one each second. Nothing of the packages is
 installed.
 """
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.gptj OUT.onnx --width 4096 --layers 28
 
-The graph is that of GPT-J: h + attention(n) + mlp(n) with one norm n = LN(h) per layer, rotary
-positions, a causal mask, and a head of its own.  Weights are cut out of one seeded block of normal
-numbers with a mean, at another place for each tensor, so that 12 GB cost seconds and few MB; they
-lie in shards beside the model, each closed when the next tensor would take it past its size.
+The graph is GPT-J's: h + attention(n) + mlp(n) with one norm n = LN(h) per layer, rotary positions,
+a causal mask, and an untied head. Weights are cut out of one seeded block of normal numbers with a
+mean, at another place for each tensor, so that 12 GB cost seconds and few MB; they are stored in
+shards next to the model, each closed when the next tensor would exceed its size.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Weights:
 
 
 class _Graph:
-    """Collects nodes; a name is that of the result."""
+    """Collects nodes; a name is the result's."""
 
     def __init__(self, weights: _Weights, size: Size):
         self.nodes: list[onnx.NodeProto] = []

@@ -111,7 +111,7 @@ def gpu_conditions() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _driver_version() -> str:
-    """The driver's own version where nvidia-smi tells it, else the newest CUDA that it runs."""
+    """Return the driver's version from nvidia-smi, otherwise the newest CUDA it supports."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)

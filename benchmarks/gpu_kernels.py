@@ -1,16 +1,16 @@
-"""Times the CUDA kernels beside other kernels and a device copy of as many bytes, in one run.
+"""Time the CUDA kernels against other kernels and a device copy of as many bytes, in one run.
 
     python -m benchmarks.gpu_kernels [--out benchmarks/results/gpu_kernels.csv] [--repeats 30]
 
 Each method computes the same operation on the same tensors; a CUDA graph of many calls is replayed
 and timed by events. `cold`: the calls go round buffers that are together four times the second
-level cache. `warm`: one set of buffers. Methods take turns within each shape. Bytes are those of
-the tensors that have to be read and written, so that bytes/s compare with the copy's. A method
-whose result is wrong, or that fails, is named in one line and not timed; where it is ours, the exit
-status is 1. What is not installed is left out: quack-kernels, liger-kernel, flashinfer-python,
-onnxruntime-gpu (with the library of `make cuda`). Rows are written after each shape. Needs PyTorch,
-a CUDA device, and nvcc and CMake or a built driver. When the budget is spent what is left is
-counted, and the exit status is 1; with --resume the next call goes on from there.
+level cache. `warm`: one set of buffers. Methods are timed in turns within each shape. Bytes are the
+sizes of the tensors that must be read and written, so that bytes/s compare with the copy's. A
+method whose result is wrong, or that fails, is named in one line and not timed; where it is ours,
+the exit status is 1. What is not installed is left out: quack-kernels, liger-kernel,
+flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). Rows are written after each
+shape. Needs PyTorch, a CUDA device, and nvcc and CMake or a built driver. When the budget is spent
+what is left is counted, and the exit status is 1; with --resume the next call continues.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def measure(
 
 
 def shapes(operations: list[str], dtypes: list[str], *, small: bool) -> Iterator[Shape]:
-    """Tensors beyond the cache, and those of single requests."""
+    """Yield tensors beyond the cache, and tensors of single requests."""
     for operation in operations:
         for dtype in dtypes:
             sizes = ODD if operation == "crms" else (*SIZES, *ODD)

@@ -1,7 +1,7 @@
 """The ways to compute a norm on a GPU that benchmarks/gpu_kernels.py compares.
 
-A method takes an operation and its tensors and gives a call that computes set number i; it raises
-UnavailableError where it has no such operation or its package is not installed.
+A method maps an operation and its tensors to a call that computes set number i; it raises
+UnavailableError if it lacks the operation or its package is not installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 EPSILON = 1e-5
 OURS = "onnxfold"
-# Gives y and whatever else was allocated, or None where y went to the tensors' own.
+# Returns y and everything else that was allocated, or None if y was written to the tensors' own.
 Call: TypeAlias = Callable[[int], tuple[Any, ...] | None]
 
 
@@ -97,7 +97,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 def onnxfold(driver: Path, operation: Operation, tensors: Tensors) -> Call:
     """Our kernel, by its driver."""
-    kernels = Kernels(driver, HostMemory())  # of which nothing is asked: PyTorch has the tensors
+    kernels = Kernels(driver, HostMemory())  # never called: PyTorch has the tensors
     dtype = {
         torch.float32: ir.DataType.FLOAT,
         torch.float16: ir.DataType.FLOAT16,

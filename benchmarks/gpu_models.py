@@ -3,17 +3,18 @@
     python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (where the exports are)
     python -m benchmarks.gpu_models MODELS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
 
-MODELS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
-torch; a skeleton is filled with random weights first.  A method is the original with all
-optimizations of ONNX Runtime, or what ONNX Runtime's transformers optimizer makes of it, each as it
-is and folded: for onnxfold's kernels, with and without them, and for the targets onnx and ort; with
-the launches one by one and with a CUDA graph.  A sequence of 1 is decoding: one token, without a
-cache.  Dimensions are fixed, inputs and outputs stay on the device, and the methods of one case
-take turns.  A ratio is the median over the rounds of the stock method's time to the method's.
+MODELS contains fp16/NAME.onnx and fp32/NAME.onnx, exports or skeletons of exports, which need no
+torch; a skeleton is filled with random weights first. A method is the original with all
+optimizations of ONNX Runtime, or the result of ONNX Runtime's transformers optimizer, each
+unchanged and folded: for onnxfold's kernels, with and without them, and for the targets onnx and
+ort; with the launches one by one and with a CUDA graph. A sequence of 1 is decoding: one token,
+without a cache. Dimensions are fixed, inputs and outputs stay on the device, and the methods of one
+case are timed in turns. A ratio is the median over the rounds of the stock method's time to the
+method's.
 
 Prints a table and appends rows to benchmarks/results/gpu_models.csv after every case; one model and
 type for each call stays within the budget of 540 seconds, and no case begins beyond it.
-``--provider cpu`` runs all of it but the CUDA graphs where there is no GPU.
+``--provider cpu`` runs all of it except the CUDA graphs without a GPU.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sizes(subject: GpuSubject, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
-    """Yield batches and sequences, the longest that the model takes in place of longer ones."""
+    """Yield batches and sequences, limited to the longest sequence of the model."""
     for batch in options.batches:
         if not subject.longest:
             yield batch, 0
@@ -223,7 +224,7 @@ def _sizes(subject: GpuSubject, options: argparse.Namespace) -> Iterator[tuple[i
 
 
 def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
-    """Make every form; those of ONNX Runtime's optimizer only where it runs."""
+    """Make every form; those of ONNX Runtime's optimizer only if it is installed."""
     source = given
     if skeleton.is_skeleton(given):
         source = scratch / "model.onnx"

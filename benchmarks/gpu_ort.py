@@ -76,8 +76,8 @@ def seconds(
 ) -> npt.NDArray[np.float64]:
     """Seconds of one node, by the clock around runs that wait for all of them.
 
-    Raises UnavailableError without a CUDA provider, or for an operation that ONNX Runtime has no
-    operator for.
+    Raises UnavailableError without a CUDA provider, or for an operation without an operator in ONNX
+    Runtime.
     """
     if CUDA_PROVIDERS[0] not in ort.get_available_providers():
         raise UnavailableError

@@ -1,9 +1,9 @@
 """Coverage-guided mutants (atheris): `python -m benchmarks.hostile_coverage FOLDER -runs=20000`.
 
-FOLDER holds the corpus, which starts with the seeds of `tests/hostile`; the other arguments are
-libFuzzer's.  Loading, inspecting and optimizing (without the check, which runs other code) run in
+FOLDER contains the corpus, which starts with the seeds of `tests/hostile`; the other arguments are
+libFuzzer's. Loading, inspecting and optimizing (without the check, which runs other code) run in
 this process; any exception but ours, and any file left by a failure, ends the run, and libFuzzer
-then keeps the input.  Mutations are those of messages, between libFuzzer's own of bytes.
+then keeps the input. Mutations of messages alternate with libFuzzer's own mutations of bytes.
 """
 
 from __future__ import annotations

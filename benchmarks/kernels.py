@@ -1,14 +1,14 @@
-"""Times onnxfold's kernels beside every way that ONNX Runtime has to compute the same, in one run.
+"""Time onnxfold's kernels against every way of ONNX Runtime to compute the same, in one run.
 
     python -m benchmarks.kernels [--out benchmarks/results/kernels.csv] [--rounds 41]
 
 Each method is a chain of nodes in one session, so that the cost of a call to a session vanishes
 (and of the first and last link, whose tensors the other methods have driven out of the cache) and
 memory is used as in a model: each node reads what the one before it wrote, from the second level
-cache. The methods of one operation and shape take turns, one run each
-per round; the result is the median over the rounds, of nanoseconds per element of one tensor, with
-the 10th and 90th percentile and the best round: a machine with other work shows in their distance,
-and then the best says more than the median.
+cache. The methods of one operation and shape are timed in turns, one run each per round; the result
+is the median over the rounds, of nanoseconds per element of one tensor, with the 10th and 90th
+percentile and the best round: a machine with other work shows in their distance, and then the best
+says more than the median.
 
 Operations, on tensors of 98304 elements in rows of n:
     rms, layer          y = norm(x), scale, and bias for layer
@@ -18,12 +18,12 @@ Operations, on tensors of 98304 elements in rows of n:
     center              y = y - mean(y)
     bias                y = y + b, b a vector: an Add of its own, on any target
 
-The costs of plans in ``onnxfold/targets/lowering.py`` are those of rms, layer, center and bias
-of 768 float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
+The costs of plans in ``onnxfold/targets/lowering.py`` are rms, layer, center and bias of 768
+float32 elements: ``--operations rms layer center bias --sizes 768 --dtypes float32``.
 
-"loads and stores" is no way to compute them: it moves the memory that a link must move, in place,
-and nothing else (moves.c, which needs a C compiler).  Where it takes more than a half of the best
-time of ONNX Runtime, no kernel is twice as fast as that; the table of bars at the end says where.
+"loads and stores" is a lower bound, not a method: it only moves the memory that a link must move,
+in place (moves.c, which needs a C compiler). If it takes more than half of the best time of ONNX
+Runtime, no kernel is twice as fast as that; the table of bars at the end shows where.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ MOVED = {
 class KernelRow(Conditions):
     """One method at one shape.
 
-    `times_ours` is the median of the rounds' ratios to our kernel (for `bias`, of which there is
-    none, to the Add itself), `best_times_ours` the ratio of the best rounds.
+    `times_ours` is the median of the rounds' ratios to our kernel (for `bias`, which lacks one, to
+    the Add itself), `best_times_ours` the ratio of the best rounds.
     """
 
     onnxruntime: str

@@ -43,9 +43,9 @@ class LongRow(Conditions):
 
 
 def sum_of(kind: str, count: int) -> onnx.ModelProto:
-    """A LayerNorm behind a sum of ``count`` parts: one constant, constants, or linear layers.
+    """A LayerNorm after a sum of ``count`` parts: one constant, constants, or linear layers.
 
-    ``numbers and constants``: in turns, which no bias takes.
+    ``numbers and constants``: in turns, which no bias absorbs.
     """
     rng = np.random.default_rng(0)
     made: dict[str, np.ndarray] = {}
@@ -73,7 +73,7 @@ def sum_of(kind: str, count: int) -> onnx.ModelProto:
 
 
 def quotients(count: int) -> onnx.ModelProto:
-    """Post-LN blocks of a layer, a sum and a norm in eight operators, of which none folds."""
+    """Post-LN blocks of a layer, a sum and a norm in eight operators, none of which folds."""
     rng = np.random.default_rng(0)
     made = {
         "W": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),

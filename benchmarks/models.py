@@ -2,17 +2,16 @@
 
     python -m benchmarks.models [EXPORTS] [--models NAME ...] [--sequences N ...] [--budget SECONDS]
 
-EXPORTS holds NAME.onnx or NAME/model.onnx for the recipes of ``models``; what is missing is
-exported there first.  The methods of one case take turns, in sessions that are opened twice; a
-ratio is the median over the rounds of a baseline's time to the method's, so that more than 1 is
-faster than the baseline.  The baselines are ONNX Runtime with all its optimizations on the
-original, which users get, and the same without SkipLayerNormFusion, since the fused operator of
-ONNX Runtime 1.31 is slower than what it replaces; the better of the two is the one with the smaller
-median.
+EXPORTS contains NAME.onnx or NAME/model.onnx for the recipes of ``models``; what is missing is
+exported there first. The methods of one case are timed in turns, in sessions that are opened twice;
+a ratio is the median over the rounds of a baseline's time to the method's, so that more than 1 is
+faster than the baseline. The baselines are ONNX Runtime with all its optimizations on the original,
+which users get, and the same without SkipLayerNormFusion, since the fused operator of ONNX Runtime
+1.31 is slower than what it replaces; the better of the two is the one with the smaller median.
 
-Prints a table and appends rows to benchmarks/results/models.csv.  With ``--clock processor`` the
-time is that of the calling thread, which other work on the machine does not lengthen as it does the
-time on the clock; it means something for one thread only.
+Prints a table and appends rows to benchmarks/results/models.csv. With ``--clock processor`` the
+time is the calling thread's, which other work on the machine affects less than the wall clock; it
+means something for one thread only.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _FORMS: Final[Mapping[str, Mapping[str, Any] | None]] = {
     "target-onnx": {"target": "onnx"},
     "target-ort": {"target": "ort"},
 }
-# What ONNX Runtime's transformers optimizer makes of a model, and what onnxfold makes of that.
+# The results of ONNX Runtime's transformers optimizer, and onnxfold's results for them.
 _OPTIMIZED: Final[Mapping[str, Mapping[str, Any] | None]] = {
     "optimizer": None,
     "optimizer-ort": {"target": "ort"},
@@ -149,10 +148,10 @@ _BARS: Final = (
 class ModelRow(Conditions):
     """One method on one subject (a model, or its quantised form) at one size.
 
-    ``nodes`` are those of the file, ``removed`` those that the original has more.  At one size of
-    each model runs are profiled as well: ``executed`` are the nodes that ran, after the runtime's
-    own fusions, and ``norm_ms`` is the time of the norms among them, with additions that they took
-    in; it is the time of the kernels, without what the runtime spends between them.
+    ``nodes`` are the file's, ``removed`` how many more the original has. At one size of each model
+    runs are profiled as well: ``executed`` are the nodes that ran, after the runtime's own fusions,
+    and ``norm_ms`` is the time of the norms among them, with additions that they took in; it is the
+    time of the kernels, without what the runtime spends between them.
     """
 
     onnxruntime: str
@@ -346,7 +345,7 @@ def _norm_ms(profile: Sequence[OperatorTime]) -> float:
 
 
 def per_norm_us(profile: Sequence[OperatorTime]) -> float | None:
-    """Return the mean time of a norm in microseconds, None where no operator is one."""
+    """Return the mean time of a norm in microseconds, or None if there are none."""
     norms = [found for found in profile if found.name in NORMS]
     count = sum(found.nodes for found in norms)
     return 1e3 * sum(found.milliseconds for found in norms) / count if count else None

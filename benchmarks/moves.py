@@ -31,7 +31,7 @@ _FUNCTIONS = {
 def compiled(folder: Path) -> Path:
     """Compile moves.c into a library in the folder.
 
-    Raises RuntimeError where there is no C compiler.
+    Raises RuntimeError without a C compiler.
     """
     compiler = shutil.which("cc")
     if compiler is None:

@@ -3,18 +3,18 @@
     python -m benchmarks.mutants --count 10 --seed 0
     python -m benchmarks.mutants --count 300 --seed 0 --each 50 --budget 600 --suites tests/passes
 
-A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`.  The tests are
-collected once, in one process.  A child of it first notes for each test the decisions that a mutant
+A mutant has one decision turned around: a comparison, an `and` or `or`, a `not`. The tests are
+collected once, in one process. A child of it first notes for each test the decisions that a mutant
 would have come out otherwise (`a <= b` for `a < b` where both are equal, `or` for `and` where the
 `and` is false), for no other test can kill that mutant; this is kept in build/mutants for these
-sources, and of a test with many parameters `--each` of them are taken.  The tests are those of the
-folders that mirror the modules of the sample; more with ``--suites``.  Each mutant is then a child
-that has the code of one function replaced, and runs its tests, those of the folder that mirrors its
-module first and the quick before the slow, until one fails (the mutant is killed) or all have
-passed (it survives: a test is missing, or the decision decides nothing).  Limits are of processor
-time, which a busy machine does not shorten.  What is decided while a module is imported is not
-tried, for the child has imported it.  The verdicts are rows of benchmarks/results/mutants.csv, with
-the commit at which each was seen; a survivor is tried again and the others are not.
+sources, and of a test with many parameters `--each` of them are taken. The tests are in the folders
+that mirror the modules of the sample; more with ``--suites``. Each mutant is then a child with the
+code of one function replaced, which runs its tests, the mirroring folder first and the quick before
+the slow, until one fails (the mutant is killed) or all have passed (it survives: a test is missing,
+or the decision decides nothing). Limits are of processor time, which a busy machine does not
+shorten. What is decided while a module is imported is not tried, for the child has imported it. The
+verdicts are rows of benchmarks/results/mutants.csv, with the commit at which each was seen; a
+survivor is tried again and the others are not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LayerNorm, RMSNorm and CRMSNorm beside one another: one model in three forms, in turns.
+"""LayerNorm, RMSNorm and CRMSNorm compared: one model in three forms, in turns.
 
     python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11]
 

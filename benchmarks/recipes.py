@@ -5,9 +5,9 @@
 
 reads exports/NAME.onnx or exports/NAME/model.onnx for every recipe of ``models``, and writes
 benchmarks/results/recipes.csv (one row for a recipe), recipes_left.csv (one row for a norm that
-stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta).
-Rows of recipes without an export stay.  Plans are those of ``--target kernels``.
-``python docs/generate.py`` makes docs/recipes.md from these.
+stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta). Rows of
+recipes without an export stay. Plans are made for ``--target kernels``. ``python docs/generate.py``
+makes docs/recipes.md from these.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def measure(operator: str, provider: str, rounds: int, threads: int) -> CostRow:
 def fitted(
     sizes: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]
 ) -> tuple[tuple[float, float], float]:
-    """Return the fixed time and that of an element, and the largest relative error of the fit."""
+    """Return the fixed time and the time per element, and the largest relative error of the fit."""
     terms = np.stack([np.ones_like(sizes), sizes], axis=1) / seconds[:, None]
     (fixed, each), *_ = np.linalg.lstsq(terms, np.ones_like(seconds), rcond=None)
     return (float(fixed), float(each)), float(np.abs(terms @ (fixed, each) - 1).max())

@@ -62,7 +62,7 @@ def write(path: Path, rows: Sequence[Any]) -> None:
 
 
 def append(path: Path, rows: Sequence[Any]) -> None:
-    """Add rows to the file; its columns must be those of the rows."""
+    """Add rows to the file; its columns must equal the rows'."""
     known = path.exists()
     if known:
         columns = path.read_text(encoding="utf-8").partition("\n")[0].strip().split(",")

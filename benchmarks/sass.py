@@ -3,10 +3,10 @@
     python -m benchmarks.sass [--sm 90] [--out benchmarks/results/sass.csv] [--cubins build/sass]
 
 Compiles the kernels as custom_ops/cuda/cuda.cmake does, for one architecture, disassembles them by
-nvdisasm, lists every one in sass_kernels.csv, and walks those of CASES as a warp does whose threads
-all have their vectors: operands that the op lacks are null, and branches on them go where null
-sends them. Both ways of any other branch are walked, and the longest counts that loads and stores
-what the op does; of LayerNorm, the way that sums least, and the way that sums most. Every
+nvdisasm, lists every one in sass_kernels.csv, and walks the kernels of CASES like a warp whose
+threads all have their vectors: operands that the op lacks are null, and branches on them go where
+null sends them. Both ways of any other branch are walked, and the longest counts that loads and
+stores what the op does; of LayerNorm, the way that sums least, and the way that sums most. Every
 instruction counts once, also where its predicate is false: it takes an issue slot all the same.
 Needs no GPU: nvcc, and nvdisasm of a CUDA toolkit or of PyPI's nvidia-cuda-nvdisasm. Exits 1 where
 an op is above its bar, or registers are spilled.
@@ -35,7 +35,7 @@ NULL, POINTER = (0, 0), (16, 1)  # the words of an address
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An op at a row length: its kernel by the plan for many rows, and what it is to be at most."""
+    """An op at a row length: its kernel by the plan for many rows, and its allowed maximum."""
 
     op: str
     size: int
@@ -192,7 +192,7 @@ class Walk:
         self.arrive(target, facts, traffic, count)
 
     def truth(self, predicate: str, facts: Mapping[str, int]) -> bool | None:
-        """Whether it holds; None where that is not known."""
+        """Return whether it is true; None if unknown."""
         if not predicate:
             return True
         known = facts.get(predicate.lstrip("!"))

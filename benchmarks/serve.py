@@ -1,4 +1,4 @@
-"""Throughput of `onnxfold serve`: a model beside the same model unoptimised, in one server.
+"""Throughput of `onnxfold serve`: a model against the same model unoptimized, in one server.
 
     python -m benchmarks.serve [MODEL.onnx] [--clients 8] [--rounds 8] [--seconds 3]
     python -m benchmarks.serve --subjects minilm minilm-int8 --size 128 --exports EXPORTS
@@ -13,8 +13,8 @@ One server holds both files, neither changed by it. In each round both are loade
 alternating, by `--clients` connections over gRPC, each with one row per request and the next one
 when the answer is there. Only requests that were answered within the round count; the ratio is the
 median of the rounds' ratios of requests per second. The clients are a process of their own on the
-same cores: on few cores, the throughput of a small model is theirs too. With `--perf-analyzer` they
-are those of Triton's perf_analyzer (in the wheel of tritonclient 2.41.1), which counts by itself.
+same cores: on few cores, the throughput of a small model is theirs too. With `--perf-analyzer` the
+client is Triton's perf_analyzer (in the wheel of tritonclient 2.41.1), which counts by itself.
 """
 
 from __future__ import annotations

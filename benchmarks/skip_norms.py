@@ -1,12 +1,12 @@
-"""Times Add and Sum in front of a norm in several versions of ONNX Runtime.
+"""Time Add and Sum upstream of a norm in several versions of ONNX Runtime.
 
     python -m benchmarks.skip_norms PYTHON .. [--out benchmarks/results/skip_norms.csv]
 
-Each PYTHON is an interpreter that has a version of onnxruntime and numpy.  A session makes
-SkipLayerNormalization of Add and LayerNormalization and leaves Sum alone; which is faster depends
-on the version, and `--target ort` decides by it (``onnxfold/targets/sums.py``).  Chains of 24
-pairs on tensors of 1 x 128 x 768 floats (of rank 3, for others are not fused), one thread, taking
-turns; the ratio of the medians.
+Each PYTHON is an interpreter that has a version of onnxruntime and numpy. A session fuses Add and
+LayerNormalization into SkipLayerNormalization, but not Sum; which is faster depends on the version,
+and `--target ort` decides by it (``onnxfold/targets/sums.py``). Chains of 24 pairs on tensors of 1
+x 128 x 768 floats (of rank 3, for others are not fused), one thread, taking turns; the ratio of the
+medians.
 """
 
 from __future__ import annotations

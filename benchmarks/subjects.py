@@ -66,7 +66,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A model that takes part, and what folding reported; counts are 0 for the original."""
+    """A model in the comparison, and what folding reported; counts are 0 for the original."""
 
     path: Path
     nodes: int
@@ -154,9 +154,9 @@ def prepare(
 
 
 def run_optimizer(source: Path, output: Path, family: str, *, gpu: bool = False) -> None:
-    """Write what the transformers optimizer of ONNX Runtime makes of a model, for its defaults.
+    """Write the result of ONNX Runtime's transformers optimizer for a model, with its defaults.
 
-    On GPUs it fuses alone, for a session on one would place the model there.
+    On GPUs only its own fusions are used, because a session would place the model there.
     """
     from onnxruntime.transformers import optimizer
 

@@ -119,7 +119,7 @@ def _ending(ended: Ended) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A folder in which a subject lies anew for each run."""
+    """A folder with a fresh copy of a subject for each run."""
 
     folder: Path
     subject: Subject

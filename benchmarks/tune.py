@@ -1,16 +1,16 @@
-"""What `onnxfold tune` makes of whole models: every candidate, its error and its time.
+"""Results of `onnxfold tune` on whole models: every candidate, its error and its time.
 
     python -m benchmarks.tune EXPORTS [--models NAME ...] [--dtypes fp16 fp32] [--budget S]
     python -m models.skeleton strip gpt2.onnx -o models/fp32/gpt2.onnx      (for another machine)
     python -m benchmarks.tune MODELS --device cuda
 
-EXPORTS holds fp16/NAME.onnx and fp32/NAME.onnx, exports or the skeletons of exports, which need no
-torch; a skeleton is filled with random weights first.  From an fp32 export `tune` may keep the
+EXPORTS contains fp16/NAME.onnx and fp32/NAME.onnx, exports or skeletons of exports, which need no
+torch; a skeleton is filled with random weights first. From an fp32 export `tune` may keep the
 precision or reduce it within its error budget, to int8 on a CPU and to float16 on a GPU; an fp16
-export keeps its own.  A ratio compares with ONNX Runtime on the export itself: on a CPU by the
+export keeps its own. A ratio compares with ONNX Runtime on the export itself: on a CPU by the
 processor time of one thread, on a GPU with inputs and outputs on the device and with CUDA graphs
-where a session takes them.  ``--sequence gpt2=128`` gives one model another sequence than the rest,
-``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs.  Truth and outputs of
+where a session takes them. ``--sequence gpt2=128`` gives one model another sequence than the rest,
+``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs. Truth and outputs of
 a language model are as large as its vocabulary.
 
 Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
@@ -209,7 +209,7 @@ def _sequence(name: str, given: Sequence[str]) -> int:
 
 
 def _first_input(path: Path, batch: int, sequence: int) -> str:
-    """Return the first input and its sizes, which those of the others follow from."""
+    """Return the first input and its sizes, from which the others follow."""
     first = model_io.load(path).graph.inputs[0]
     symbols = iter((batch, sequence))
     sizes = (dim if isinstance(dim, int) else next(symbols) for dim in first.shape or ())

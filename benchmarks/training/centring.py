@@ -1,4 +1,4 @@
-"""Trains MLPs of depth 6 to 100 with LayerNorm and with RMSNorm, to see what centring does.
+"""Train MLPs of depth 6 to 100 with LayerNorm and with RMSNorm, to see the effect of centering.
 
     python -m benchmarks.training.centring [--scale small|full] [--seeds 2] [--out ...csv]
 

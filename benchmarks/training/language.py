@@ -136,7 +136,7 @@ def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRo
 
 
 def _with_gammas(rms: nn.Module, model: nn.Module) -> None:
-    """Give RMSNorms the gammas of the LayerNorms that they stand for; they have no beta."""
+    """Copy the gammas of the LayerNorms to the RMSNorms that replace them; these lack beta."""
     state = rms.state_dict()
     own = model.state_dict()
     rms.load_state_dict({name: own[name] for name in state})

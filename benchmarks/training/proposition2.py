@@ -4,11 +4,11 @@
 
 Proposition 2 of "Enjoy your Layer Normalization ..." says that the first two are one training; its
 H.4.1 has depth 6, width 256, 40 epochs, learning rate 0.01 and batch 256, and a difference of the
-trained weights below 1e-5.  The data here are scikit-learn's digits (UCI, public domain: 1,797
-images of 8 by 8), the optimizer is SGD; all start from the same weights and see the same
-batches.  ``difference`` is max |W - W'| over all weights and biases, W' of the model with
-LayerNorm; ``accuracy`` is that of the 360 images that are held out.  A fourth, the control, is the
-model with LayerNorm again, with every batch in reverse: it differs by the rounding of sums alone.
+trained weights below 1e-5. The data here are scikit-learn's digits (UCI, public domain: 1,797
+images of 8 by 8), the optimizer is SGD; all start from the same weights and see the same batches.
+``difference`` is max |W - W'| over all weights and biases, W' of the model with LayerNorm;
+``accuracy`` is measured on the 360 held-out images. A fourth, the control, is the model with
+LayerNorm again, with every batch in reverse: it differs by the rounding of sums alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REVERSED = "layer_norm, batches reversed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRow(Conditions):
-    """How far the weights of a variant are from those of the model with LayerNorm."""
+    """The distance between a variant's weights and the model's with LayerNorm."""
 
     torch: str
     variant: str
@@ -48,7 +48,7 @@ class ProxyRow(Conditions):
 
 
 class Mlp(nn.Module):
-    """Linear, norm, ReLU, so many times, and a head; the norm has no affine part."""
+    """Linear, norm, ReLU, so many times, and a head; the norm lacks an affine part."""
 
     def __init__(self) -> None:
         super().__init__()

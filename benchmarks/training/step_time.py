@@ -3,10 +3,10 @@
     python -m benchmarks.training.step_time [--rounds 15] [--device cpu|cuda] [--out ...csv]
 
 Forward and backward of one layer, W: [m, p], and its norm over ``rows`` vectors (batch times
-sequence), float32.  Section 5.3 of "Enjoy your Layer Normalization ...": centring the weight costs
-m * p, the mean of LayerNorm m * rows, so that it pays where rows > p.  ``ratio``: the time with
-LayerNorm over that of the variant, the median of rounds in which all three take turns, and its 10th
-and 90th percentile; above 1 the variant is faster.
+sequence), float32. Section 5.3 of "Enjoy your Layer Normalization ...": centring the weight costs m
+* p, the mean of LayerNorm m * rows, so that it pays where rows > p. ``ratio``: the time with
+LayerNorm over the variant's, the median of rounds in which all three are timed in turns, and its
+10th and 90th percentile; above 1 the variant is faster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS = (64, 256, 1024, 4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow(Conditions):
-    """The time of a step with LayerNorm over that of a variant."""
+    """The ratio of the times of a step with LayerNorm and with a variant."""
 
     torch: str
     device: str

@@ -3,10 +3,10 @@
     python -m benchmarks.training.text [--scale small|full] [--seeds 5] [--out ...csv]
 
 Section 5.4 of "Enjoy your Layer Normalization ...", with other data: the 15 categories of the Brown
-corpus (a text of 64 words each), and the Debian Reference from English to German.  The translator
-is a decoder alone, which reads the English paragraph and goes on in German; BLEU is sacrebleu's, of
-held-out paragraphs, by greedy decoding.  Centred weights are those of onnxfold.torch.fold with
-dropout="recentre".  ``score``: accuracy or BLEU, ``step_ms``: the median of forward and backward.
+corpus (a text of 64 words each), and the Debian Reference from English to German. The translator is
+a decoder alone, which reads the English paragraph and goes on in German; BLEU is sacrebleu's, of
+held-out paragraphs, by greedy decoding. Centered weights come from onnxfold.torch.fold with
+dropout="recentre". ``score``: accuracy or BLEU, ``step_ms``: the median of forward and backward.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def translation(scale: str, cache: Path) -> Task:
 
 @torch.no_grad()
 def scores(task: Task, model: nn.Module, device: str) -> tuple[float, float]:
-    """Return the loss and the score on what is held out: accuracy, or BLEU."""
+    """Return the loss and the score on held-out data: accuracy, or BLEU."""
     model.eval()
     held = tuple(tensor[: task.held_out].to(device) for tensor in task.tensors)
     loss = float(task.loss(model, held))
