@@ -123,7 +123,7 @@ def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
 
 def bias_behind(row: Operator) -> int | None:
     """Return the input that is added, broadcast, to the product that a linear layer gives."""
-    return row.bias if row.family is Family.GEMM else None
+    return row.bias if row.family in (Family.GEMM, Family.MATMUL_BLOCKS) else None
 
 
 def adds(row: Operator) -> bool:

@@ -41,6 +41,7 @@ class Family(Enum):
     GROUP_QUERY_ATTENTION = auto()
     MASKED = auto()
     MATMUL = auto()
+    MATMUL_BLOCKS = auto()
     MATMUL_FUSED = auto()
     MULTI_HEAD_ATTENTION = auto()
     PAD = auto()
@@ -67,7 +68,9 @@ class Layer(Enum):
     EINSUM = auto()
     GEMM = auto()
     MATMUL = auto()
+    MATMUL_BLOCKS = auto()
     PACKED_ATTENTION = auto()
+    RECURRENT = auto()
     TRANSPOSED_CONVOLUTION = auto()
 
 

@@ -15,7 +15,8 @@ class LinearLayer:
 
     ``node`` is the reference of the node's first output and ``weight`` that of W, in the original;
     ``bias`` is the input that takes W s, None where its output does.  ``inner`` and ``outer`` are
-    the channels of x and of the output, in the coordinates of W.
+    the channels of x and of the output, in the coordinates of W.  ``fixed``: W is made of codes,
+    r is 1 and W' = W.  ``halves``: so many rows of the bias take W s in their first halves.
     """
 
     node: str
@@ -24,6 +25,8 @@ class LinearLayer:
     outer: Channels
     bias: int | None
     factor: float
+    fixed: bool = False
+    halves: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,8 @@ from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
+_FIXED = "has a quantised weight, which cannot be centred; fold before quantising"
+
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
@@ -47,6 +49,8 @@ class WeightedSum:
             if any(may_broadcast(axes, labels) for axes in (factor, known.bias or ())):
                 return unknown_shape(node)
             inner = known.image(fiber.blocks, known.output, factor)
+            if inner is not None and index and row_of(node).family is Family.MATMUL_BLOCKS:
+                return refuse(RefusalCode.QUANTISED, node, _FIXED)
             if inner is not None:
                 return Carried(((index, Fiber.of(inner)), *_into_bias(known, fiber)))
         if "g" in labels and known.sizes:
@@ -68,7 +72,7 @@ def _into_bias(known: IndexMap, fiber: Fiber) -> tuple[tuple[int, Fiber], ...]:
         return ()
     images = (known.image((block,), known.output, known.bias) for block in fiber.blocks)
     inner = Fiber.of(block for image in images for block in image or ())
-    return ((len(known.factors), inner),)
+    return ((known.bias_input, inner),)
 
 
 def without_map(node: ir.Node) -> Refusal:

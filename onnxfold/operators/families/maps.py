@@ -31,17 +31,20 @@ Axes = tuple[Axis, ...]
 class IndexMap:
     """Labels of the axes of every factor, of the bias (None: without one), and of the output.
 
-    ``sizes``: of the labels that share an axis.
+    ``sizes``: of the labels that share an axis.  ``bias_input``: which input is the bias.
     """
 
     factors: tuple[Axes, ...]
     output: Axes
     bias: Axes | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    bias_input: int = 2
 
     def operand(self, index: int) -> Axes:
-        """Return the axes of a factor, or of the bias, which is the input after all factors."""
-        return self.factors[index] if index < len(self.factors) else self.bias or ()
+        """Return the axes of a factor, or of the bias; none of any other input."""
+        if index < len(self.factors):
+            return self.factors[index]
+        return (self.bias or ()) if index == self.bias_input else ()
 
     def labels(self, blocks: Iterable[AxisBlock], axes: Axes) -> frozenset[str] | None:
         """Return the labels that blocks run over, None where one has no digit of its own."""
@@ -87,6 +90,13 @@ class IndexMap:
         if whole is None:
             return None
         return [AxisBlock(axis, b.inner, b.size, b.outer) for b in whole.blocks]
+
+
+def weight_shape(view: ModelInfo, node: ir.Node, index: int) -> Shape | None:
+    """Return the shape of a factor as its map has it: of the matrix that blocks of codes hold."""
+    if row_of(node).layer is Layer.MATMUL_BLOCKS and index == 1:
+        return node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
+    return view.shape(node.inputs[index])
 
 
 def varies(axes: Axes, labels: frozenset[str]) -> bool:
@@ -218,6 +228,29 @@ def _attention(view: ModelInfo, node: ir.Node) -> IndexMap | None:
     )
 
 
+def _blocks(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """A B' + c of com.microsoft: B as the matrix [n k] that its blocks of few bits hold."""
+    rank = view.rank(node.inputs[0])
+    if not rank:
+        return None
+    rows = tuple((f"m{axis}",) for axis in range(rank - 1))
+    bias = (("n",),) if len(node.inputs) > 5 and node.inputs[5] is not None else None
+    return IndexMap(((*rows, ("k",)), (("n",), ("k",))), (*rows, ("n",)), bias, bias_input=5)
+
+
+def _recurrent(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """RNN, GRU and LSTM: x W' + Wb for each direction and gate.
+
+    The bias is Wb, be it there or not: the first half of each row of B.
+    """
+    del view
+    batch_first = node.attributes.get_int("layout", 0) != 0
+    x, y = ("b", "t", "k") if batch_first else ("t", "b", "k"), ("t", "d", "b", "h")
+    w: Axes = (("d",), ("g",), ("k",))
+    factors = tuple((label,) for label in x), w
+    return IndexMap(factors, tuple((label,) for label in y), w[:2], bias_input=3)
+
+
 _Rule = Callable[[ModelInfo, ir.Node], IndexMap | None]
 _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.CONVOLUTION: _convolution,
@@ -225,8 +258,10 @@ _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.GEMM: _gemm,
     Family.MATMUL: _matmul,
     Family.MATMUL_FUSED: _matmul,
+    Family.MATMUL_BLOCKS: _blocks,
     Family.TRANSPOSED_CONVOLUTION: lambda view, node: _convolution(view, node, turned=True),
     Layer.CONVOLUTION: _convolution,
     Layer.GEMM: _gemm,
     Layer.PACKED_ATTENTION: _attention,
+    Layer.RECURRENT: _recurrent,
 }

@@ -34,6 +34,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
     Family.MASKED: Masked(),
     Family.MATMUL: WeightedSum(),
+    Family.MATMUL_BLOCKS: WeightedSum(),
     Family.MATMUL_FUSED: WeightedSum(),
     Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", (6, 7), inputs=8, biases=(3,)),
     Family.PAD: layout.Pad(),
