@@ -83,6 +83,8 @@ def _layer(absorption: Absorption) -> LinearLayer:
         absorption.outer,
         bias,
         absorption.factor,
+        absorption.weight.fixed,
+        0 if place is None else place.halves,
     )
 
 

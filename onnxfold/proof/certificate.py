@@ -15,7 +15,9 @@ class LinearLayer:
 
     ``node`` is the reference of the node's first output and ``weight`` the weight's, in the
     original; ``bias`` is the input that receives W s, None if the output does. ``inner`` and
-    ``outer`` are the channels of x and of the output, in the coordinates of W.
+    ``outer`` are the channels of x and of the output, in the coordinates of W. ``fixed``: W is made
+    of codes, r is 1 and W' = W. ``halves``: the number of rows of the bias whose first halves
+    receive W s.
     """
 
     node: str
@@ -24,6 +26,8 @@ class LinearLayer:
     outer: Channels
     bias: int | None
     factor: float
+    fixed: bool = False
+    halves: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,8 @@ from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
-from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.affine_parts import first_halves, weighted_sum
+from onnxfold.weights.dequantised import QuantisedWeight
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
 from onnxfold.weights.rotations import rotated
@@ -35,12 +36,13 @@ class Product:
 
     def __init__(
         self,
-        weight: ir.TensorProtocol,
+        weight: ir.TensorProtocol | QuantisedWeight,
         vector: Float64,
         inner: Channels,
         outer: Channels,
         factor: float = 1.0,
         part: slice = slice(None),
+        halves: int = 0,
     ):
         self._weight = weight
         self._vector = vector
@@ -48,14 +50,18 @@ class Product:
         self._outer = outer
         self._factor = factor
         self._part = part
+        self._halves = halves
 
     @cached_property
     def value(self) -> Float64:
-        """The vector, one element for each channel of ``outer``, or its ``part``."""
+        """The vector, one element for each channel of ``outer``, or its ``part``.
+
+        If there are ``halves``, it lies in the first halves of so many rows, next to zeros.
+        """
         shape = tuple(self._weight.shape.numpy())
-        W = evaluated(self._weight)
+        W = self._weight if isinstance(self._weight, QuantisedWeight) else evaluated(self._weight)
         total = weighted_sum(W, shape, self._vector, self._inner, self._outer)
-        return self._factor * total[self._part]
+        return first_halves(self._factor * total[self._part], self._halves)
 
 
 class EditedTensor(ir.LazyTensor):

@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import operand
 from onnxfold.operators.families.linear import without_map
-from onnxfold.operators.families.maps import Axes, IndexMap, map_of
+from onnxfold.operators.families.maps import Axes, IndexMap, map_of, weight_shape
 from onnxfold.operators.families.transfer import refuse, unknown_shape
 from onnxfold.operators.row import Layer
 from onnxfold.operators.table import row_of
@@ -26,8 +27,9 @@ class AbsorbingLayer:
     ``weight``: the input for W; ``channels``: the place of g in W; ``outer``: the channels of the
     output in W, over whose other axes W s is summed; ``output``: the same channels in the output.
     ``bias``: the input that absorbs W s, times ``factor``; None if the operator has none and the
-    output keeps the shift. ``shift_refusal``: why a shift is not constant per channel of the
-    output.
+    output keeps the shift. ``halves``: the number of rows of the bias whose first halves alone
+    absorb W s, or 0 for all of it. ``shift_refusal``: why a shift is not constant per channel of
+    the output.
     """
 
     weight: int
@@ -36,6 +38,7 @@ class AbsorbingLayer:
     output: Channels
     bias: int | None = None
     factor: float = 1.0
+    halves: int = 0
     shift_refusal: Refusal | None = None
 
 
@@ -65,7 +68,7 @@ def absorbing_layer(
         return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     factor = alpha / beta if beta else alpha
-    outer = _outer(view.shape(node.inputs[1 - index]), known, w)
+    outer = _outer(weight_shape(view, node, 1 - index), known, w)
     why = _never_shifts(known, x, w, layer)
     if outer is None and layer is Layer.EINSUM:
         why = why or _NO_BIAS
@@ -80,10 +83,28 @@ def absorbing_layer(
         placed,
         outer,
         outer.mapped(lambda digit: known.image(digit, w, known.output)) or _NONE,
-        bias=row_of(node).bias,
+        bias=_bias_input(node),
         factor=factor,
+        halves=_directions(node),
         shift_refusal=None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why),
     )
+
+
+def _bias_input(node: ir.Node) -> int | None:
+    """Return the input that takes W s; of a MatMulNBits one that is there: not all devices add it.
+
+    ONNX Runtime makes an Add after it that input where it can.
+    """
+    index = row_of(node).bias
+    added = index is not None and operand(node, index) is not None
+    return None if row_of(node).layer is Layer.MATMUL_BLOCKS and not added else index
+
+
+def _directions(node: ir.Node) -> int:
+    """Return the directions of a recurrent layer, whose bias is [Wb, Rb] for each; 0 of others."""
+    if row_of(node).layer is not Layer.RECURRENT:
+        return 0
+    return 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
 
 
 def _labels(axes: Axes) -> set[str]:

@@ -39,6 +39,8 @@ from onnxfold.operators.row import Family, Operator
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
+_FIXED = "has a quantised weight, which cannot be centred; fold before quantising"
+
 
 def _nothing(view: ModelInfo, node: ir.Node, output: int) -> None:
     del view, node, output
@@ -134,6 +136,12 @@ def refuse_groups(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
             sentence = "is a grouped convolution: channels differ"
             return refuse(RefusalCode.GROUPED_CONVOLUTION, node, sentence)
     return broken(node, fiber)
+
+
+def refuse_codes(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
+    """Say why a fiber is not carried into a weight that is stored as codes."""
+    del view, fiber
+    return refuse(RefusalCode.QUANTISED, node, _FIXED)
 
 
 def without_map(node: ir.Node) -> Refusal:

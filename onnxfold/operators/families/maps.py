@@ -95,6 +95,13 @@ class IndexMap:
         return [AxisBlock(axis, b.inner, b.size, b.outer) for b in whole.blocks]
 
 
+def weight_shape(view: ModelInfo, node: ir.Node, index: int) -> Shape | None:
+    """Return the shape of a factor as its map has it: of the matrix that blocks of codes hold."""
+    if row_of(node).layer is Layer.MATMUL_BLOCKS and index == 1:
+        return node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
+    return view.shape(node.inputs[index])
+
+
 def varies(axes: Axes, labels: frozenset[str]) -> bool:
     """Whether an operand may vary along one of some labels."""
     return any(label in labels or label.removesuffix("?") in labels for label in chain(*axes))
@@ -303,6 +310,29 @@ def _scatter(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
     return IndexMap((names, (), tuple(updates)), names)
 
 
+def _blocks(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """A B' + c of com.microsoft: B as the matrix [n k] that its blocks of few bits hold."""
+    rank = view.rank(node.inputs[0])
+    if not rank:
+        return None
+    rows = tuple((f"m{axis}",) for axis in range(rank - 1))
+    bias = (("n",),) if len(node.inputs) > 5 and node.inputs[5] is not None else None
+    return IndexMap(((*rows, ("k",)), (("n",), ("k",))), (*rows, ("n",)), bias)
+
+
+def _recurrent(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """RNN, GRU and LSTM: x W' + Wb for each direction and gate.
+
+    The bias is Wb, be it there or not: the first half of each row of B.
+    """
+    del view
+    batch_first = node.attributes.get_int("layout", 0) != 0
+    x, y = ("b", "t", "k") if batch_first else ("t", "b", "k"), ("t", "d", "b", "h")
+    w: Axes = (("d",), ("g",), ("k",))
+    factors = tuple((label,) for label in x), w
+    return IndexMap(factors, tuple((label,) for label in y), w[:2])
+
+
 _Rule = Callable[[ModelInfo, ir.Node], IndexMap | Refusal | None]
 _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.ADDITIVE: _broadcasting,
@@ -319,6 +349,7 @@ _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.MASKED: _broadcasting,
     Family.MATMUL: _matmul,
     Family.MATMUL_FUSED: _matmul,
+    Family.MATMUL_BLOCKS: _blocks,
     Family.PAD: _along(layout.padded),
     Family.PRODUCT: _broadcasting,
     Family.QUOTIENT: _broadcasting,
@@ -334,4 +365,5 @@ _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Layer.CONVOLUTION: _convolution,
     Layer.GEMM: _gemm,
     Layer.PACKED_ATTENTION: _attention,
+    Layer.RECURRENT: _recurrent,
 }

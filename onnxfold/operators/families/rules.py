@@ -8,7 +8,7 @@ from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.operators.families import elementwise, layout, reduce
 from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.conditions import CONDITIONS
-from onnxfold.operators.families.linear import Linear, refuse_groups
+from onnxfold.operators.families.linear import Linear, refuse_codes, refuse_groups
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.transfer import Transfer, refuse
 from onnxfold.operators.row import Elements, Family
@@ -36,6 +36,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
     Family.MASKED: _PLAIN,
     Family.MATMUL: _LAYER,
+    Family.MATMUL_BLOCKS: Linear(why=refuse_codes),
     Family.MATMUL_FUSED: _LAYER,
     Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", (6, 7), inputs=8, biases=(3,)),
     Family.PAD: Linear(layout.refuse_padding),

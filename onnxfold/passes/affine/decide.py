@@ -34,9 +34,12 @@ from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.targets.costs import Work, elements, work_beside
+from onnxfold.weights.dequantised import holder_of, quantised_weight
 from onnxfold.weights.edits import Scale
 from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
+
+_FIXED = "has a quantised weight, which cannot take gamma; fold before quantising"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,11 @@ def _left(
     view: ModelInfo, source: AffineSource, readers: Sequence[Absorption], scales: Scales
 ) -> float | Refusal:
     """Return the scale that the norm keeps once gamma has moved, or why gamma stays."""
+    fixed = next((reader for reader in readers if reader.weight.fixed), None)
+    if source.gamma is not None and fixed is not None:
+        node = view.by_ref()[fixed.reader.node].producer()
+        if node is not None:
+            return refuse(RefusalCode.QUANTISED, node, _FIXED)
     if source.gamma is None or not scales.stays(source.site):
         return 1.0
     outlying = None
@@ -319,13 +327,18 @@ def _no_bias(node: ir.Node, sentence: str) -> Refusal:
 
 def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
     node, absorbs = item.reader.node, item.absorbs
-    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
+    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer, fixed=True)
     if isinstance(root, Refusal):
         return root
-    narrow = refuse_narrow(view, root.value)
-    if narrow is not None:
-        return narrow
+    if root.fixed:
+        numbers = quantised_weight(view, holder_of(root.value, root.reader.node))
+        unfit = numbers if isinstance(numbers, Refusal) else None
+    else:
+        unfit = refuse_narrow(view, root.value)
+    if unfit is not None:
+        return unfit
     weight = place_of(view, root.value, root.reader, root.channels)
+    weight = replace(weight, fixed=root.fixed)
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = bias_of(view, node, absorbs, root) if whole and disjoint else None

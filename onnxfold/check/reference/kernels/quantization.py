@@ -15,6 +15,8 @@ from onnxfold.check.reference.kernels.tensors import cast_to
 from onnxfold.check.reference.kernels.windows import padded, windows_of
 from onnxfold.check.reference.precision import Array, Precision, is_floating
 
+_PART = 1 << 20  # numbers of a weight that are brought back from their codes at a time
+
 
 def _wide(call: Call, x: Array) -> Array:
     """Return the array in the compute type: float64 for the truth, otherwise at least float32."""
@@ -193,13 +195,18 @@ def matmul_n_bits(
     bits, block = call.integer("bits", 4), call.integer("block_size", 32)
     inner, out = call.integer("K", 0), call.integer("N", 0)
     blocks = -(-inner // block)
-    weight = _unpacked(b.reshape(out, blocks, -1), bits).astype(scales.dtype)
+    packed, factors = b.reshape(out, blocks, -1), scales.reshape(out, blocks, 1)
     if zeros is None:
         offset = np.full((out, blocks), 2 ** (bits - 1), dtype=scales.dtype)
     elif zeros.dtype == np.uint8:
         offset = _unpacked(zeros.reshape(out, -1), bits)[:, :blocks].astype(scales.dtype)
     else:
         offset = zeros.reshape(out, blocks)
-    weight = (weight - offset[..., None]) * scales.reshape(out, blocks, 1)
-    y = np.matmul(a, weight.reshape(out, -1)[:, :inner].T)
+    parts = []
+    step = max(1, _PART // max(1, inner))
+    for rows in (slice(start, start + step) for start in range(0, out, step)):
+        weight = _unpacked(packed[rows], bits).astype(scales.dtype)
+        weight = (weight - offset[rows, :, None]) * factors[rows]
+        parts.append(np.matmul(a, weight.reshape(len(weight), -1)[:, :inner].T))
+    y = np.concatenate(parts, axis=-1)
     return np.asarray(y if bias is None else y + bias)
