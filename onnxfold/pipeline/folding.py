@@ -35,9 +35,9 @@ from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
 from onnxfold.passes.basis.plan import ScalePlan
-from onnxfold.passes.basis.rotate import apply as apply_rotation
-from onnxfold.passes.basis.rotate import decide_heads as decide_rotated_heads
-from onnxfold.passes.basis.rotate import decide_streams as decide_rotated_streams
+from onnxfold.passes.basis.rotate_streams import apply as apply_rotation
+from onnxfold.passes.basis.rotate_streams import decide_heads as decide_rotated_heads
+from onnxfold.passes.basis.rotate_streams import decide_streams as decide_rotated_streams
 from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas

@@ -142,10 +142,16 @@ class _Walker:
                     if u is None or self._after.tensor(value) is not None:
                         continue  # a stored constant is already related, informative or not
                     relation = self.relation(u, value)
-                    constant = self._match.is_constant(value)
-                    if not (relation.known or constant or self._match.is_guess(value)):
+                    expected = self._match.is_constant(value) or self._match.is_guess(value)
+                    if not (relation.known or expected or self._reads_turned(value)):
                         self._unknown += 1
                         self._origin = self._origin or self._reason(node)
+
+    def _reads_turned(self, v: ir.Value) -> bool:
+        """Whether a value is computed of a turned one, as the square that a norm adds up."""
+        read = ((self._match.originals.get(b), b) for b in operands(v.producer()))
+        known = [(a, b) for a, b in read if a is not None]
+        return any(self._related.get(pair, ANY).turn is not None for pair in known)
 
     def _relate_sources(self) -> None:
         """Relate inputs and constants, because a region may start from any."""
@@ -230,7 +236,7 @@ class _Walker:
         return ANY if shown.vacuous and self._match.is_guess(v) else shown
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
-        """Return the relation of two operands, or none if v corresponds to another value."""
+        """Return the relation of operands in one place, or ANY if v replaces another value."""
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
 

@@ -56,3 +56,14 @@ def _inexact(row: Mapping[str, Any]) -> str:
     if not row["subnormal"]:
         return ""
     return f"; {counted(row['subnormal'], 'number')} of weights became subnormal"
+
+
+def measured(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the error of every candidate of a search, the best first, and what is kept."""
+    for row in sorted(document["candidates"], key=lambda row: float(row["error"])):
+        yield f"{row['name']:10} {document['to']} error {100 * row['error']:.3g} %"
+    gain = document["gain"]
+    kept = f"{document['best']} is kept, {gain:.2f} times less error"
+    if document["best"] == "as it is":
+        kept = "no rotation helps: the model stays as it is"
+    yield f"{kept}, on {document['data']}"

@@ -78,6 +78,13 @@ def test_exports_are_rotated_with_their_heads(name: str, weights: int, heads: li
     assert result.verification.passed
 
 
+def test_many_norms_in_pieces_are_rotated() -> None:
+    """The squares in them have no relation to what they were, however many there are."""
+    model = wide_stream("rms pieces", 1.0, blocks=9)
+    (stream,) = rotated(model, check=0).report["rotated_streams"]["streams"]
+    assert len(stream["norms"]) == 10
+
+
 def test_a_size_without_a_hadamard_matrix_is_said() -> None:
     model = wide_stream("rms pieces", 1.0, width=18)
     (stream,) = rotated(model).report["rotated_streams"]["streams"]

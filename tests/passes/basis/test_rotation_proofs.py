@@ -15,7 +15,7 @@ from onnxfold.graph.edit import Editor, change_constant
 from onnxfold.graph.operands import known_tensor
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.basis.plan import RotatedStream, RotationPlan
-from onnxfold.passes.basis.rotate import apply, decide_heads, decide_streams
+from onnxfold.passes.basis.rotate_streams import apply, decide_heads, decide_streams
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import of_rotation
 from onnxfold.proof import Certificate, TurnedWeight, prove

@@ -88,11 +88,13 @@ class Builder:
         return model_of(self.nodes, ids, kinds, self.weights, opset=opset)
 
 
-def wide_stream(kind: str = "layer", size: float = LARGE, width: int = WIDTH) -> onnx.ModelProto:
-    """An embedding, two blocks that write into the stream, and a head behind a last norm."""
+def wide_stream(
+    kind: str = "layer", size: float = LARGE, width: int = WIDTH, blocks: int = 2
+) -> onnx.ModelProto:
+    """An embedding, blocks that write into the stream, and a head behind a last norm."""
     b = Builder(size, width)
     x = b.node("Gather", [b.weight("table", WORDS, width, size=size), "ids"], "x0")
-    for i in range(2):
+    for i in range(blocks):
         x = b.block(kind, x, i)
     last = b.norm(kind, x, "last")
     b.node("MatMul", [last, b.weight("head", width, WORDS)], "logits")

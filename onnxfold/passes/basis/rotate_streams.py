@@ -8,7 +8,7 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.graph.edit import Editor, change_constant
 from onnxfold.graph.operands import known_tensor
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.operators.families.maps import map_of
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
@@ -44,13 +44,21 @@ def _heads(info: ModelInfo) -> Iterator[tuple[str, Point]]:
         value, shape = node.outputs[0], info.shape(node.outputs[0])
         if not shape or info.is_dead(node):
             continue
-        known = map_of(info, node)
-        if known is not None and not any(info.is_constant(each) for each in node.inputs[:2]):
+        if _is_product(info, node) and not any(map(info.is_constant, node.inputs[:2])):
             fiber = whole_axes(shape, [len(shape) - 1])
         else:
             fiber = _of_attention(node, len(shape), shape[-1])
         if fiber is not None and fiber.size > 1:
             yield info.ref(value), Point(value, fiber)
+
+
+def _is_product(info: ModelInfo, node: ir.Node) -> bool:
+    """Whether an operator sums products of two values."""
+    known = map_of(info, node)
+    if not isinstance(known, IndexMap) or len(known.factors) != 2:
+        return False
+    kept = {label.removesuffix("?") for axis in known.output for label in axis}
+    return any(label not in kept for axis in known.factors[0] for label in axis)
 
 
 def _of_attention(node: ir.Node, rank: int, size: object) -> Fiber | None:
