@@ -96,9 +96,10 @@ class _Move(Protocol):
 
 def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
     """Decide on a version whose bodies are there: it is run."""
-    if settings.scale_streams != "off":
-        finalize.define_functions(info, settings.target, settings.norm_form)
-    return decide_scaled_streams(info, settings)
+    from onnxfold.pipeline.stream_ranges import measure_ranges  # loads the float64 run
+
+    finalize.define_functions(info, settings.target, settings.norm_form)
+    return decide_scaled_streams(info, settings, measure_ranges)
 
 
 def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:

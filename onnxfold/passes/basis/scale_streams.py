@@ -5,7 +5,7 @@ the stream, times 2^margin, is below that; c moves no digit of any number that s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import ceil, inf, isfinite, log2
 
 import numpy as np
@@ -19,6 +19,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.plan import (
     LARGEST_HALF,
     SMALLEST_NORMAL_HALF,
+    MeasuredRanges,
     NewEpsilon,
     OpenedValue,
     ScaledPlace,
@@ -32,23 +33,24 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers
 from onnxfold.weights.edited import float64_chunks
 
+Measure = Callable[[ModelInfo, Collection[ir.Value], Settings], MeasuredRanges | str]
 _OUTSIDE = (EpsilonMode.OUTSIDE, EpsilonMode.MAX_OUTSIDE)
 _HOLDS_EPSILON = frozenset({"Add", "Sum", "Max", "Clip"})
 
 
-def decide(info: ModelInfo, settings: Settings) -> ScalePlan:
+def decide(info: ModelInfo, settings: Settings, measure: Measure) -> ScalePlan:
     """Return the streams that are scaled, and why the others are not.
+
+    ``measure`` returns the ranges of values in float64, or why the model has no such run.
 
     Raises ModelError where their scale is to be measured, and the model has no float64 run.
     """
     if settings.scale_streams == "off":
         return ScalePlan()
-    from onnxfold.passes.basis.stream_ranges import measure_ranges  # loads the float64 run
-
     walks, refusals = _streams(info, settings)
     members = {value for walk in walks for value in walk.members}
     given = None if settings.scale_streams == "auto" else int(settings.scale_streams)
-    measured = measure_ranges(info, members, settings)
+    measured = measure(info, members, settings)
     if isinstance(measured, str) and given is None:
         raise ModelError(
             "the ranges of streams are measured in float64, and this model has no such run: "

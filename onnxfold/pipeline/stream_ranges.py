@@ -1,7 +1,6 @@
 """The largest magnitude of each value of a stream, in float64, on drawn inputs and on data."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -11,17 +10,9 @@ from onnxfold.check.reference import Array, Precision, run
 from onnxfold.graph import ModelInfo
 from onnxfold.inputs import InputSpec
 from onnxfold.passes.base import Settings
+from onnxfold.passes.basis.plan import MeasuredRanges
 
 _SAMPLES = 2  # of a run without a check
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRanges:
-    """The largest magnitudes by value, inf where one is not finite, of so many inputs."""
-
-    largest: dict[ir.Value, float]
-    samples: int
-    data: str
 
 
 def measure_ranges(
