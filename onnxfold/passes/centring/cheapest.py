@@ -5,7 +5,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo
-from onnxfold.graph.reached import reached
 from onnxfold.norms import BareCentring, NormSite
 from onnxfold.passes.centring.network import CentringCut, solve
 from onnxfold.passes.centring.plan import (
@@ -16,6 +15,7 @@ from onnxfold.passes.centring.plan import (
     joined,
     joined_fibers,
 )
+from onnxfold.passes.centring.reasons import Reasons
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
@@ -143,11 +143,12 @@ def _read_cut(
     norms_of: dict[Point, list[str]] = {}
     gain = cost = added = operators = 0
     claimed: set[Point] = set()
+    reasons = Reasons(view, graph, cut, prices.of_copy)
     for demand in demands:
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((view.ref(site.output), _reason(graph, cut, point, prices)))
+            refusals.append((view.ref(site.output), reasons.of(point)))
             continue
         gain += demand.gain_ps - demand.spent_ps
         added += demand.spent_ps
@@ -163,7 +164,7 @@ def _read_cut(
             centrings.append(Fold(each.name, view.ref(each.output), writers))
             gain += prices.of_centring(each)
         else:
-            refusals.append((view.ref(each.output), _reason(graph, cut, point, prices)))
+            refusals.append((view.ref(each.output), reasons.of(point)))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
     for point, facts in graph.points.items():
@@ -227,45 +228,3 @@ def _readers_of_copy(
                 first = next(output for output in node.outputs if output.name)
                 readers.add(ReaderRef(view.ref(first), index))
     return tuple(sorted(readers))
-
-
-def _reason(graph: ZeroMeanGraph, cut: CentringCut, start: Point, prices: _Prices) -> Refusal:
-    """Return the nearest obstacle to centring the norm's input for free, and whether that moves."""
-    moved = "; it stays, and does not see that its input moves" if start in cut.moved else ""
-    obstacle = _obstacle(graph, start, prices)
-    if obstacle is None:
-        sentence = f"centring its input would cost more than it saves{moved}"
-        return Refusal(RefusalCode.NOT_WORTH, sentence, ())
-    sentence = f"{obstacle.sentence}{moved}; an inserted centring would cost more than it saves"
-    return Refusal(obstacle.code, sentence, obstacle.nodes)
-
-
-def _obstacle(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal | None:
-    """Return the nearest of what a point follows from and of what sees that it moves.
-
-    What another value follows from is no obstacle where that only moves with the point.  The
-    other readers of a weight that may be stored twice are named only where nothing else is.
-    """
-
-    def is_split(point: Point, facts: PointFacts) -> bool:
-        return facts.constant and prices.of_copy(point, facts) is not None
-
-    def onward(at: tuple[Point, bool]) -> list[tuple[Point, bool]]:
-        point, is_centred = at
-        facts = graph.points[point]
-        if facts.zero_mean or (is_centred and is_split(point, facts)):
-            return []
-        sources = facts.carried if is_centred else ()
-        moved = facts.carries_to + facts.siblings
-        return [*((each, True) for each in sources), *((each, False) for each in moved)]
-
-    obstacle: Refusal | None = None
-    for point, is_centred in reached([(start, True)], onward):
-        facts = graph.points[point]
-        found = facts.opaque or (facts.exact[0] if facts.exact else None)
-        if found is None or facts.zero_mean:
-            continue
-        obstacle = obstacle or found
-        if not (is_centred and is_split(point, facts)):
-            return found
-    return obstacle
