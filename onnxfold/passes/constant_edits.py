@@ -38,10 +38,6 @@ class PlaceEditor:
         self._edited: set[str] = set()
         self._copied: set[tuple[ir.Node, int]] = set()
 
-    def moved(self, ref: str, value: ir.Value) -> None:
-        """Read the places of the node that gave ``ref`` at the one that gives a value now."""
-        self.values[ref] = value
-
     def original(self, ref: str) -> ir.TensorProtocol:
         """Return the tensor of a constant as it was before any fusion."""
         if ref not in self._before:

@@ -14,7 +14,6 @@ class ScaleFusion:
     ``output`` is the reference of z, ``writer`` that of the linear layer's result; ``scaled`` are
     the constants that take the scale, ``shifted`` the one that takes the shift after it.  ``part``:
     start, length and total of the channels that the scale is of, behind a Split of all of them.
-    ``moved``: the operator does not go, but in front of the sum behind which it stands.
     """
 
     name: str
@@ -23,7 +22,6 @@ class ScaleFusion:
     scaled: tuple[Place, ...]
     shifted: Place | None = None
     part: tuple[int, int, int] | None = None
-    moved: bool = False
 
     @property
     def places(self) -> tuple[Place, ...]:
