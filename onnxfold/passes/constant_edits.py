@@ -40,10 +40,6 @@ class PlaceEditor:
         self._edited: set[str] = set()
         self._copied: set[tuple[ir.Node, int]] = set()
 
-    def moved(self, ref: str, value: ir.Value) -> None:
-        """Read the places of the node that computed ``ref`` at the node that computes ``value``."""
-        self.values[ref] = value
-
     def original(self, ref: str) -> ir.TensorProtocol:
         """Return the tensor of a constant before any fusion."""
         if ref not in self._before:

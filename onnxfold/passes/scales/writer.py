@@ -23,7 +23,6 @@ from onnxfold.graph.operands import (
     known_producer,
     operand,
     producer_of,
-    weight_operand,
 )
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -65,8 +64,7 @@ class LinearWriter:
     ``output`` are the channels in the layer's output. ``weight`` and ``biases`` are roots with the
     channels in their own coordinates; ``new_bias`` is an input that may receive a bias. ``part``:
     start, length and total if the operator follows one part of a value, so that its scale applies
-    to some of the channels, and is 1 for the others. ``before_sum``: the weight is a beta, and the
-    operator becomes the missing gamma of its norm.
+    to some of the channels, and is 1 for the others.
     """
 
     node: ir.Node
@@ -75,7 +73,6 @@ class LinearWriter:
     biases: tuple[EditPlace, ...]
     new_bias: Reader | None
     part: tuple[int, int, int] | None = None
-    before_sum: bool = False
 
 
 def embedded(
@@ -198,8 +195,8 @@ def writer_of(
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
-            near = len(op.node.inputs) > 1 and before_passed(op, passed) is value
-            takes = taker is not None and (near or _differs(view, op, taker))
+            direct = len(op.node.inputs) > 1 and before_passed(op, passed) is value
+            takes = taker is not None and _may_take(view, op, taker, direct=direct)
             return replace(taker, part=part) if taker is not None and takes else step
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
@@ -292,13 +289,14 @@ def before_passed(op: ChannelOp, passed: Mapping[ir.Value, ir.Value]) -> ir.Valu
     return passed.get(value, value) if is_read_once(value) else value
 
 
-def _differs(view: ModelInfo, op: ChannelOp, taker: LinearWriter) -> bool:
-    """Whether the constant that absorbs an operator varies by channel.
+def _may_take(view: ModelInfo, op: ChannelOp, taker: LinearWriter, *, direct: bool) -> bool:
+    """Whether a second run finds nothing that the first one left.
 
     Ones and zeros in an operator replace missing parameters of the original norm. That norm could
-    not absorb signs, nor scales after operators that move elements, so a second run must not
-    either.
+    not absorb signs, nor scales with a beta or after operators that move elements.
     """
+    if direct and (op.scale is None or not taker.biases):
+        return True
     place = taker.weight if op.scale is not None or not taker.biases else taker.biases[0]
     array = view.array(place.value)
     return array is None or array.size == 1 or not bool(np.all(array == array.flat[0]))
@@ -328,30 +326,6 @@ def _constants(
     if not places:
         return None
     return LinearWriter(node, channels, places[0], tuple(biases), None)
-
-
-def gamma_of_its_own(
-    view: ModelInfo, op: ChannelOp, value: ir.Value, given: ir.Value | None
-) -> LinearWriter | None:
-    """Return the beta of a norm that computes ``value``, a sum: c (n(x) + b) = c n(x) + c b.
-
-    With it a factor of n(x), which may be ones; ``given``: the product by the factor that n(x)
-    received from an earlier operator.
-    """
-    node = known_producer(value)
-    index, sign = weight_operand(view, node, "Add"), len(op.node.inputs) == 1
-    if index is None or op.shift is not None or not is_read_once(value):
-        return None
-    beta = bias_root(view, Reader(node, index), op.channels, value)
-    normed = known_operand(node, 1 - index)
-    alike = view.shape(normed) == view.shape(value)
-    if beta is None or not alike or node.graph is not op.node.graph or (sign and given is None):
-        return None
-    product = normed if given is None and is_read_once(normed) else given
-    factors = [] if product is None else factor_of(view, product, op.channels)
-    if factors:
-        return LinearWriter(node, op.channels, factors[0], (beta,), None)
-    return None if sign else LinearWriter(node, op.channels, beta, (), None, before_sum=True)
 
 
 def _writer(
