@@ -16,6 +16,7 @@ from onnxfold.graph import FLOATS, ModelInfo, node_label
 from onnxfold.graph.operands import operand
 from onnxfold.norms import EpsilonMode, NormSite, find_norms
 from onnxfold.passes.base import Settings
+from onnxfold.passes.basis.measured_ranges import measure_ranges
 from onnxfold.passes.basis.plan import (
     LARGEST_HALF,
     SMALLEST_NORMAL_HALF,
@@ -26,7 +27,6 @@ from onnxfold.passes.basis.plan import (
     ScalePlan,
     ValueRange,
 )
-from onnxfold.passes.basis.ranges import measure_ranges
 from onnxfold.passes.basis.scale_walk import ScaledConstant, ScaleWalk
 from onnxfold.passes.places import Place, ReaderRef, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
