@@ -52,7 +52,8 @@ Array = np.ndarray[Any, Any]
 class PrecisionRow(Conditions):
     """One model in one precision; ``error`` in percent, inf where an output is not finite.
 
-    ``basis``: of the stream, as it is, rotated or scaled; ``accuracy``: right ones of ``samples``.
+    ``basis``: of the stream, as it is, rotated, scaled, or with gammas split;
+    ``accuracy``: right ones of ``samples``.
     """
 
     onnxruntime: str
@@ -172,6 +173,17 @@ def rotated(subject: Subject, precision: str, seeds: int, folder: Path) -> onnx.
     return None if len(candidates) == 1 else candidates[int(np.argmin(errors)) * worth]
 
 
+def split(subject: Subject) -> onnx.ModelProto:
+    """Return the model with gammas split by the inputs to choose by."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "choosing.npz")
+        np.savez(data, **subject.choosing[0])
+        made = onnxfold.optimize(
+            subject.model, split_gamma="auto", norm_form="layer", data=data, check=0
+        )
+    return made.model  # type: ignore[no-any-return]
+
+
 def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[PrecisionRow]:
     """Yield the rows of a model."""
     expected = truths(subject, subject.feeds)
@@ -199,6 +211,8 @@ def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[PrecisionRow
         turned = rotated(subject, precision, seeds, folder)
         if turned is not None:
             yield row("rotated", precision, turned)
+        if precision.startswith("int8"):
+            yield row("split", precision, split(subject))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

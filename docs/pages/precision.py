@@ -8,7 +8,7 @@ __all__ = ["with_precision"]
 
 _BEGIN = "<!-- precision: written by docs/generate.py -->\n"
 _END = "<!-- end of precision -->"
-_BASES = ("as it is", "rotated", "scaled")
+_BASES = ("as it is", "scaled", "rotated", "split")
 
 
 def with_precision(page: str) -> str:
@@ -17,17 +17,11 @@ def with_precision(page: str) -> str:
     for row in read_rows("precision.csv"):
         by_case.setdefault((row["subject"], row["precision"]), {})[row["basis"]] = row
     lines = [
-        (subject, precision, _error(found.get("as it is")), _changed(found))
+        (subject, precision, *(_error(found.get(basis)) for basis in _BASES))
         for (subject, precision), found in by_case.items()
         if len(found) > 1
     ]
-    return between(
-        page, _BEGIN, _END, table(("model", "precision", "as it is", "rotated or scaled"), lines)
-    )
-
-
-def _changed(found: dict[str, Row]) -> str:
-    return next(_error(found[basis]) for basis in _BASES[1:] if basis in found)
+    return between(page, _BEGIN, _END, table(("model", "precision", *_BASES), lines))
 
 
 def _error(row: Row | None) -> str:

@@ -53,6 +53,7 @@ def optimize(
     data: options.DataOption = None,
     rotate: options.RotateOption = "off",
     rotation_seed: options.RotationSeedOption = 0,
+    split_gamma: options.SplitGammaOption = "off",
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -123,6 +124,7 @@ def optimize(
             data=data,
             rotate=rotate,
             rotation_seed=rotation_seed,
+            split_gamma=split_gamma,
             force=force,
             **fold.keywords(),
         )

@@ -15,6 +15,7 @@ from onnxfold.norms import NormSite, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -77,7 +78,7 @@ class Findings:
     operators stay though a linear layer could take them, by reference of their results.
     ``deferred_before`` are the norms that the model came with deferred, none of ``description``.
     ``scaled_streams``: what was decided of their scales, None where that was not asked; and
-    ``rotated_streams`` and ``rotated_heads`` of their rotations.
+    ``rotated_streams`` and ``rotated_heads`` of their rotations, ``split_gammas`` of their gammas.
     """
 
     description: Description
@@ -102,6 +103,7 @@ class Findings:
     scaled_streams: ScalePlan | None = None
     rotated_streams: RotationPlan | None = None
     rotated_heads: RotationPlan | None = None
+    split_gammas: SplitPlan | None = None
 
     @property
     def feels_rows(self) -> bool:
