@@ -18,6 +18,7 @@ from pages.operators import laws, refusals
 from pages.papers import papers
 from pages.parity import parity
 from pages.parts import with_budgets, with_chains, with_deferral, with_tables
+from pages.precision import with_precision
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
 from pages.tune import with_tune
@@ -43,6 +44,7 @@ def pages() -> dict[Path, str]:
     return {
         docs / "tune.md": with_tune((docs / "tune.md").read_text(encoding="utf-8")),
         pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
+        docs / "precision.md": with_precision((docs / "precision.md").read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
         docs / "papers.md": papers(),
         docs / "parity.md": parity(),

@@ -24,18 +24,17 @@ import onnx_ir as ir
 import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.errors import ModelError
-from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import change_constant
 from onnxfold.graph.operands import known_tensor
 from onnxfold.inputs.data import read_samples
 from onnxfold.norms import NormSite, find_norms
-from onnxfold.operators.families.absorb import AbsorbingLayer
-from onnxfold.operators.families.reactions import Passes, react
-from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.rotate_streams import decide_streams
+from onnxfold.passes.basis.smooth_readers import weights_behind
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.refusal import Refusal
 from onnxfold.weights.edited import RotatedTensor, edited
 from onnxfold.weights.edits import Scale
 
@@ -87,10 +86,12 @@ def gamma_twin(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
     changed = 0
     for site in find_norms(info):
-        places = _readers(info, site.output, Channels.of(site.fiber.blocks))
+        places = weights_behind(info, site.output, Channels.of(site.fiber.blocks))
         parts = [part for part in (site.gamma, site.beta) if isinstance(part, ir.Value)]
         alone = all(info.tensor(p) is not None and len(p.uses()) == 1 for p in parts)
-        if not places or not parts or not alone or any(len(p.value.uses()) > 1 for p in places):
+        if isinstance(places, Refusal) or not parts or not alone:
+            continue
+        if not places or any(len(place.value.uses()) > 1 for place in places):
             continue
         factors = np.ones(site.size)
         factors[rng.choice(site.size, min(CHANNELS, site.size), replace=False)] = FACTOR
@@ -102,30 +103,6 @@ def gamma_twin(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     if not changed:
         raise ModelError("no norm of the model is read by linear layers alone")
     return ir.to_proto(info.model)
-
-
-def _readers(info: ModelInfo, value: ir.Value, channels: Channels) -> list[EditPlace] | None:
-    """Return the weights that all readers of a value multiply its channels by; None for others."""
-    if info.is_output(value):
-        return None
-    found: list[EditPlace] = []
-    for reader in info.readers(value):
-        reaction = react(info, reader.node, reader.index, channels)
-        if isinstance(reaction, AbsorbingLayer):
-            weight = Reader(reader.node, reaction.weight)
-            place = root_of(info, weight, reaction.channels, reaction.outer)
-            if not isinstance(place, EditPlace):
-                return None
-            found.append(place)
-        elif isinstance(reaction, Passes) and reaction.jointly == (reader.index,):
-            for output, moved in reaction.outputs:
-                behind = _readers(info, reader.node.outputs[output], moved)
-                if behind is None:
-                    return None
-                found += behind
-        else:
-            return None
-    return found
 
 
 def _multiply(value: ir.Value, channels: Channels, factors: npt.NDArray[np.float64]) -> None:

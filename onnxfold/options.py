@@ -125,7 +125,8 @@ class Options:
     proves the result and runs nothing, None does neither. ``scale_streams``: streams are divided by
     2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below the largest
     number of float16, also on ``data``. ``rotate``: streams and heads are multiplied by an
-    orthogonal matrix, drawn from ``rotation_seed``.
+    orthogonal matrix, drawn from ``rotation_seed``. ``split_gamma``: norms pass a part of gamma to
+    the linear layers after them, by this exponent or the best (``"auto"``).
     """
 
     target: Target = Target.ONNX
@@ -164,9 +165,13 @@ class Options:
     data: str | os.PathLike[str] | None = None
     rotate: str = "off"
     rotation_seed: int = 0
+    split_gamma: str | float = "off"
 
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
+        check_split(self.split_gamma)
+        if "off" not in (self.rotate, self.split_gamma):
+            raise UsageError("--rotate moves all of gamma: leave --split-gamma out")
         if self.rotate not in ROTATIONS:
             raise UsageError(f"--rotate takes {', '.join(ROTATIONS)}, not '{self.rotate}'")
         for name in _COUNTED:
@@ -189,6 +194,18 @@ def check_scale(chosen: str | int) -> None:
             f"--scale-streams takes auto, off or a number of bits from 1 to {_MOST_BITS}, "
             f"not '{chosen}'"
         )
+
+
+def check_split(chosen: str | float) -> None:
+    """Raise UsageError for what is no choice of --split-gamma."""
+    if str(chosen) in ("auto", "off"):
+        return
+    try:
+        number = float(chosen)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise UsageError(f"--split-gamma takes auto, off or a number from 0 to 1, not '{chosen}'")
 
 
 def check_threads(name: str, count: int) -> None:

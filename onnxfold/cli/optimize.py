@@ -52,6 +52,7 @@ def optimize(
     scale_margin: options.ScaleMarginOption = 3,
     rotate: options.RotateOption = "off",
     rotation_seed: options.RotationSeedOption = 0,
+    split_gamma: options.SplitGammaOption = "off",
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -140,6 +141,7 @@ def optimize(
             scale_margin=scale_margin,
             rotate=rotate,
             rotation_seed=rotation_seed,
+            split_gamma=split_gamma,
             force=force,
             **fold.keywords(),
         )

@@ -168,6 +168,14 @@ RotateOption = Annotated[
         "measures whether that helps.",
     ),
 ]
+SplitGammaOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|A|off",
+        help="Split gamma between a norm and the linear layers after it, before a quantisation to "
+        "int8: by the exponent A, from 0 to 1, or the one of least error (**auto**).",
+    ),
+]
 RotationSeedOption = Annotated[
     int, typer.Option(metavar="N", min=0, help="With --rotate: which matrix.")
 ]

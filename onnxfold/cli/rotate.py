@@ -53,7 +53,7 @@ def rotate(
 
     The quantised IN and one quantised file for each rotation are compared with the float64 run of
     IN, on --data or on drawn inputs. The one with the least error is written, not quantised; where
-    that is IN, OUT is IN.
+    none errs at most 0.9 times as much as IN, OUT is IN.
 
     `onnxfold rotate model.onnx -o turned.onnx --to int8 --data samples.npz`
     """

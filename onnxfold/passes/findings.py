@@ -15,6 +15,7 @@ from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
@@ -73,8 +74,8 @@ class Findings:
     only as many channels as they read, or None if not requested, and ``reader_refusals`` why others
     write all. ``scale_refusals`` explain which operators stay though a linear layer could absorb
     them, by reference of their results. ``deferred_before`` are the norms that were deferred in the
-    original model, none of ``description``. ``scaled_streams``, ``rotated_streams`` and
-    ``rotated_heads``: the decisions about bases, or None if not requested.
+    original model, none of ``description``. ``scaled_streams``, ``rotated_streams``,
+    ``rotated_heads`` and ``split_gammas``: the decisions about bases, or None if not requested.
     """
 
     description: Description
@@ -98,6 +99,7 @@ class Findings:
     paper: PaperCounts | None = None
     rotated_streams: RotationPlan | None = None
     rotated_heads: RotationPlan | None = None
+    split_gammas: SplitPlan | None = None
 
     @property
     def feels_rows(self) -> bool:

@@ -1,7 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> rotated streams
-            -> rotated heads] [-> scaled streams] -> deferral -> lower
+    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> split gammas]
+            [-> rotated streams -> rotated heads] [-> scaled streams] -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
@@ -39,6 +39,9 @@ from onnxfold.passes.basis.rotate_streams import apply as apply_rotation
 from onnxfold.passes.basis.rotate_streams import decide_heads as decide_rotated_heads
 from onnxfold.passes.basis.rotate_streams import decide_streams as decide_rotated_streams
 from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
+from onnxfold.passes.basis.split_gamma import SplitPlan
+from onnxfold.passes.basis.split_gamma import apply as apply_split_gammas
+from onnxfold.passes.basis.split_gamma import decide as decide_split_gammas
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -94,6 +97,13 @@ class _Move(Protocol):
         """The reference of the norm's or operator's result."""
 
 
+def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:
+    """Decide on a version whose bodies are there: it is run."""
+    if settings.split_gamma != "off":
+        finalize.define_functions(info, settings.target, settings.norm_form)
+    return decide_split_gammas(info, settings)
+
+
 def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
     """Decide on a version whose bodies are there: it is run."""
     from onnxfold.pipeline.stream_ranges import measure_ranges  # loads the float64 run
@@ -133,6 +143,13 @@ PASSES: tuple[Pass[Any], ...] = (
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
     ),
     _CENTRING,
+    Pass(
+        "split gammas",
+        _decide_split_gammas,
+        apply_split_gammas,
+        proofs.of_split_gammas,
+        lambda plan: tuple(split.norm for split in plan.splits),
+    ),
     Pass(
         "rotated streams",
         decide_rotated_streams,
@@ -269,6 +286,7 @@ class Decided:
             paper=centring.paper,
             rotated_streams=self.decisions.get("rotated streams"),
             rotated_heads=self.decisions.get("rotated heads"),
+            split_gammas=self.decisions.get("split gammas"),
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
@@ -361,6 +379,7 @@ def unwanted(chosen: Options) -> frozenset[str]:
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     names |= frozenset[str]() if chosen.scale_streams != "off" else {"scaled streams"}
+    names |= {"split gammas"} if chosen.split_gamma == "off" else frozenset[str]()
     if chosen.rotate == "off":
         names |= {"rotated streams", "rotated heads"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names

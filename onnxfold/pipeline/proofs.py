@@ -15,6 +15,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.base import ProofOutcome
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.find_deferred import find_deferred
@@ -208,6 +209,21 @@ def of_rotation(before: ModelInfo, after: ModelInfo, plan: RotationPlan) -> Proo
     )
     shown = prove_models(before, after, Certificate(turned=turned))
     return ProofOutcome({"rotated_weights": shown.rotated_weights}, shown.failures)
+
+
+def of_split_gammas(before: ModelInfo, after: ModelInfo, plan: SplitPlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names what was divided and multiplied."""
+    scaled = tuple(
+        ScaledWeight(place.value, place.reader.node, place.channels, vector)
+        for split in plan.splits
+        for places, vector in (
+            (split.norm_places, 1 / split.factors),
+            (split.weight_places, split.factors),
+        )
+        for place in places
+    )
+    shown = prove_models(before, after, Certificate(scaled=scaled))
+    return ProofOutcome({"split_gammas": len(plan.splits)}, shown.failures)
 
 
 def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:

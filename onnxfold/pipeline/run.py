@@ -94,7 +94,7 @@ def run(
     source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
     """Run every stage after loading; again without the weights or passes that fail."""
-    chosen = _for_rotation(chosen)
+    chosen = _for_basis(chosen)
     with timer.stage("analyse"):
         attempt = _Attempt(check_claims(source.model))
     while True:
@@ -107,11 +107,17 @@ def run(
             attempt = replace(attempt, left_out=left_out)
 
 
-def _for_rotation(chosen: Options) -> Options:
-    """Ask for all folds, and all gammas and betas that move, where streams are to be rotated."""
+def _for_basis(chosen: Options) -> Options:
+    """Ask for what another basis asks for, unless the user said otherwise.
+
+    All folds, and all gammas and betas that move, where streams are to be rotated; none where
+    gammas are to be split.
+    """
+    auto = chosen.fuse_affine is FuseAffine.AUTO
+    if chosen.split_gamma != "off" and auto:
+        chosen = replace(chosen, fuse_affine=FuseAffine.NEVER)
     if chosen.rotate == "off":
         return chosen
-    auto = chosen.fuse_affine is FuseAffine.AUTO
     affine = FuseAffine.ALWAYS if auto else chosen.fuse_affine
     return replace(chosen, fold=Folding.ALWAYS, fuse_affine=affine)
 
@@ -263,7 +269,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
 
 def _bases(findings: Findings) -> dict[str, Any]:
     """Return what was decided of the bases of streams, where that was asked."""
-    names = ("rotated_streams", "rotated_heads", "scaled_streams")
+    names = ("split_gammas", "rotated_streams", "rotated_heads", "scaled_streams")
     decided = ((name, getattr(findings, name)) for name in names)
     return {name: each.to_json() for name, each in decided if each is not None}
 

@@ -86,6 +86,7 @@ class Proof:
     reinstated_norms: int = 0
     scaled_streams: int = 0
     rotated_weights: int = 0
+    split_gammas: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""

@@ -21,6 +21,17 @@ def scaled(document: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"stream before '{refusal['norm']}' is not scaled: {refusal['sentence']}"
 
 
+def split(document: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield how many gammas were split, and what the others stay for."""
+    if document is None:
+        return
+    yield f"{counted(len(document['norms']), 'gamma')} split, by {document['by']}"
+    reasons = {refusal["code"]: refusal["sentence"] for refusal in document["refusals"]}
+    for code, sentence in reasons.items():
+        count = sum(refusal["code"] == code for refusal in document["refusals"])
+        yield f"{count} x {code}: {sentence}"
+
+
 def rotated(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what became of each stream that was to be rotated, and of heads."""
     for row in report.get("rotated_streams", {}).get("streams", ()):

@@ -102,6 +102,7 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
         lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
         yield from (_Line(line) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
+    yield from map(_Line, basis_lines.split(report.get("split_gammas")))
     yield from map(_Line, basis_lines.rotated(report))
     yield from map(_Line, basis_lines.scaled(report.get("scaled_streams")))
 

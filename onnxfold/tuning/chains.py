@@ -92,7 +92,13 @@ _REDUCING: Mapping[TargetPrecision, Chain] = {
     TargetPrecision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
     TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }
-_ALTERNATIVES = 4
+# What makes the streams of a model lose less by a precision; such a chain comes after two others.
+_BASES: Mapping[TargetPrecision, str] = {
+    TargetPrecision.FP16: "scale-streams",
+    TargetPrecision.INT8: "rotate",
+    TargetPrecision.INT4: "rotate",
+}
+_ALTERNATIVES, _BEFORE_BASES = 4, 2
 
 
 def chains(options: TuneOptions) -> tuple[Chain, ...]:
@@ -143,6 +149,8 @@ def _of_precision(precision: TargetPrecision, options: TuneOptions) -> Iterator[
     first, *others = _REDUCING[precision]
     patterns = list(_listed(_REDUCED[options.device], parsed=False))
     for number, pattern in enumerate(patterns):
+        if number == _BEFORE_BASES:
+            yield (_BASES[precision], first)
         for step in (first, *(others if number < _ALTERNATIVES else ())):
             yield tuple(step if name == "*" else name for name in pattern)
 

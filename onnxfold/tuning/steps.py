@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 import onnx_ir as ir
@@ -151,17 +151,26 @@ class FoldStep(ToolStep):
         return f"fold-{self.target}"
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        import numpy as np
-
-        from onnxfold.model_io.sources import open_source
-        from onnxfold.options import Options
-        from onnxfold.pipeline import run
-        from onnxfold.pipeline.stage_timer import StageTimer
-
         device = context.device if self.target is Target.ORT else Device.CPU
-        options = Options(target=self.target, device=device, check=0, force=True)
-        with np.errstate(all="ignore"):
-            run(open_source(source), output, options, StageTimer(None))
+        _optimize(source, output, target=self.target, device=device)
+
+
+class ScaleStreams(ToolStep):
+    """onnxfold optimize --scale-streams auto: before float16, where a stream overflows it."""
+
+    name = "scale-streams"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _optimize(source, output, scale_streams="auto")
+
+
+class Rotate(ToolStep):
+    """onnxfold optimize --rotate hadamard: before int8 and int4, where channels have outliers."""
+
+    name = "rotate"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _optimize(source, output, rotate="hadamard", allow_split=_EMBEDDED_BYTES)
 
 
 class Half(ToolStep):
@@ -284,6 +293,8 @@ STEPS: Mapping[str, ToolStep] = {
         Fusions(),
         RuntimeOptimizer(),
         *(FoldStep(target) for target in Target),
+        ScaleStreams(),
+        Rotate(),
         Half(),
         DynamicInt8(),
         ChannelInt8(),
@@ -291,6 +302,19 @@ STEPS: Mapping[str, ToolStep] = {
         *(Blocks(bits, block) for bits, block in ((4, 32), (4, 128), (8, 32))),
     )
 }
+
+
+def _optimize(source: Path, output: Path, **chosen: Any) -> None:
+    """Run the passes of `onnxfold optimize`, proved and not run: the end of a chain is checked."""
+    import numpy as np
+
+    from onnxfold.model_io.sources import open_source
+    from onnxfold.options import Options
+    from onnxfold.pipeline import run
+    from onnxfold.pipeline.stage_timer import StageTimer
+
+    with np.errstate(all="ignore"):
+        run(open_source(source), output, Options(check=0, force=True, **chosen), StageTimer(None))
 
 
 def _write(model: ir.Model, output: Path) -> None:

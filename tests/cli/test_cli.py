@@ -130,6 +130,7 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
         "scale_streams",
         "share_weights",
         "shift",
+        "split_gamma",
         "target",
     }  # not of every command
     assert set(defaults) - set(given) == only_here
