@@ -43,7 +43,7 @@ _MOST_UNKNOWN = 6
 # How far a region reaches: nodes behind the value of the rewritten model and of the original; an
 # original is followed to what stands for the leaves of the other (True) or to any related value.
 _REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
-            (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
+            (3, 3, True), (5, 5, True), (8, 8, True), (12, 12, True))  # fmt: skip
 _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation, however far one looks
 
 
