@@ -339,6 +339,17 @@ def add_constant(graph: ir.Graph, value: ir.Value) -> None:
     graph.insert_before(graph[0], node)
 
 
+def make_input(value: ir.Value) -> None:
+    """Let a weight be an input that callers give; raises InvariantError where a graph has none."""
+    if not value.is_initializer() or value.graph is None:
+        raise InvariantError(f"'{value.name}' is a weight of no graph")
+    graph = value.graph
+    del graph.initializers[value.name or ""]
+    value.const_value = None
+    if not value.is_graph_input():
+        graph.inputs.append(value)
+
+
 def inherit(old: ir.Value, new: ir.Value) -> None:
     """Give a value the name and type of the one that it replaces."""
     new.shape, new.type = old.shape, old.type

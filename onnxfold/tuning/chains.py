@@ -26,10 +26,13 @@ _EXACT: Mapping[Device, str] = {
         unflatten > fusions > optimizer > fold-kernels
         fold-kernels
         fold-ort
+        unflatten > attention > fold-kernels
         optimizer > fold-kernels
         optimizer
         unflatten > fusions > optimizer
+        unflatten > attention
         unflatten > fusions > optimizer > fold-ort
+        unflatten > attention > optimizer > fold-kernels
         optimizer > fold-ort
         unflatten > fusions
         unflatten > fusions > fold-kernels
@@ -50,6 +53,7 @@ _EXACT: Mapping[Device, str] = {
         fold-kernels
         optimizer > fold-ort
         fold-ort
+        unflatten > attention > optimizer
         unflatten > fusions
         script > optimizer
         fusions
@@ -60,7 +64,9 @@ _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
         unflatten > untie > fold-kernels > *
         *
+        unflatten > untie > attention > fold-kernels > *
         unflatten > untie > *
+        unflatten > untie > attention > *
         unflatten > untie > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
         unflatten > untie > fold-ort > *
@@ -80,6 +86,7 @@ _REDUCED: Mapping[Device, str] = {
         unflatten > fusions > optimizer > fold-ort > *
         unflatten > fusions > optimizer > * > fold-kernels
         optimizer > * > fold-kernels
+        unflatten > attention > optimizer > *
         fold-ort > *
         * > optimizer
         fold-kernels > *

@@ -69,30 +69,50 @@ class Slim(ToolStep):
         _write_proto(made, output)
 
 
-class Unflatten(ToolStep):
+class OwnStep(ToolStep):
+    """A rewriting of ours for other tools, which must be proved."""
+
+    @abstractmethod
+    def made(self, model: ir.Model) -> ir.Model:
+        """Return the rewritten model; raises NotRewritten."""
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _write(self.made(model_io.load(source)), output)
+
+
+class Unflatten(OwnStep):
     """Products of flattened rows as products of unflattened rows, which fusions expect."""
 
     name = "unflatten"
 
-    def apply(self, source: Path, output: Path, context: Context) -> None:
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.rewriting import rewritten
         from onnxfold.tuning.unflatten import unflatten
 
-        model = model_io.load(source)
-        unflatten(model)
-        _write(model, output)
+        return rewritten(model, unflatten)
 
 
-class Untie(ToolStep):
+class Untie(OwnStep):
     """Weights that products read transposed, stored transposed, as quantizers expect."""
 
     name = "untie"
 
-    def apply(self, source: Path, output: Path, context: Context) -> None:
-        from onnxfold.tuning.untie import untie
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.rewriting import rewritten
+        from onnxfold.tuning.untie import tied_again, untie
 
-        model = model_io.load(source)
-        untie(model)
-        _write(model, output)
+        return rewritten(model, untie, tied_again)
+
+
+class JoinAttention(OwnStep):
+    """Attention in pieces as ONNX Runtime's operator, where libraries do not see it."""
+
+    name = "attention"
+
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.join_attention import with_joined_attention
+
+        return with_joined_attention(model)
 
 
 class ScriptOptimizer(ToolStep):
@@ -289,6 +309,7 @@ STEPS: Mapping[str, ToolStep] = {
         Slim(),
         Unflatten(),
         Untie(),
+        JoinAttention(),
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),
