@@ -70,6 +70,8 @@ def absorbing_layer(
     factor = alpha / beta if beta else alpha
     outer = _outer(weight_shape(view, node, 1 - index), known, w)
     why = _never_shifts(known, x, w, layer)
+    if layer is Layer.MATMUL and len(w) > 2 and _by_batch(view, node, known, index, labels):
+        why = "has one weight per batch"
     if outer is None and layer is Layer.EINSUM:
         why = why or _NO_BIAS
     if why is not None:
@@ -128,11 +130,25 @@ def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str
     outside, inside, weight = map(_labels, (known.output, x, w))
     summed = inside - outside
     own = weight - summed
-    if layer is Layer.MATMUL and (len(w) > 2 or own & inside):
-        return "has one weight per batch"
+    if layer is Layer.MATMUL:
+        return None
     if not summed <= weight or not own <= outside or own & inside:
         return _NO_BIAS
-    return None if own or layer is Layer.MATMUL else _NO_BIAS
+    return None if own else _NO_BIAS
+
+
+def _by_batch(
+    view: ModelInfo, node: ir.Node, known: IndexMap, index: int, labels: frozenset[str] | None
+) -> bool:
+    """Whether a product in batches has no W s for each: s varies along them, or W is picked.
+
+    A batch that may be one of several, and broadcast, is none either.
+    """
+    w = known.factors[1 - index]
+    stored = view.tensor(node.inputs[1 - index])
+    open_ = any(label.endswith("?") for axis in w for label in axis)
+    along = labels is None or any(label in labels for axis in w[:-2] for label in axis)
+    return stored is None or open_ or along
 
 
 def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:

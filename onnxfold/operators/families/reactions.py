@@ -147,20 +147,21 @@ def digit_behind(
 
 
 def before_layout(
-    view: ModelInfo, value: ir.Value, channels: Channels
+    view: ModelInfo, value: ir.Value, channels: Channels, *, rows: bool = False
 ) -> tuple[ir.Value, Channels] | None:
     """Return the input of the layout that computes a value, and the channels there.
 
     Only operators with one data input that move elements are followed, which may come before a
-    weight.
+    weight; with ``rows``, also what picks some rows of a stored constant: the weights of experts.
     """
     node = value.producer()
     transfer, source = (None, None) if node is None else (transfer_of(node), node.inputs[:1])
     if node is None or transfer is None or not source or source[0] is None:
         return None
-    if value is not node.outputs[0] or not facets.stands_before_a_weight(row_of(node)):
+    picks = rows and facets.is_embedding(row_of(node)) and view.tensor(source[0]) is not None
+    if value is not node.outputs[0] or not (picks or facets.stands_before_a_weight(row_of(node))):
         return None
-    if elements_of(view, node)[0] > Elements.PERMUTES:
+    if elements_of(view, node)[0] > (Elements.COPIES if picks else Elements.PERMUTES):
         return None
 
     def back(digit: Fiber) -> Fiber | None:

@@ -51,7 +51,7 @@ def root_of(
                 return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)
             return EditPlace(value, holder, channels, outer)
         node = value.producer()
-        back, rest = (before_layout(view, value, each) for each in (channels, outer))
+        back, rest = (before_layout(view, value, each, rows=True) for each in (channels, outer))
         if node is None or back is None or rest is None:
             break
         if len(value.uses()) != 1 or value.is_graph_output():

@@ -210,3 +210,30 @@ def matmul_n_bits(
         parts.append(np.matmul(a, weight.reshape(len(weight), -1)[:, :inner].T))
     y = np.concatenate(parts, axis=-1)
     return np.asarray(y if bias is None else y + bias)
+
+
+@kernel("GatherBlockQuantized", domain="com.microsoft", raw=True)
+def gather_block_quantized(
+    call: Call, data: Array, indices: Array, scales: Array, zeros: Array | None = None
+) -> Array:
+    """Rows of a table whose numbers share a scale in blocks of one axis; bytes hold several."""
+    bits, block = call.integer("bits", 4), call.integer("block_size", 128)
+    axis = call.integer("quantize_axis", 1) % data.ndim
+    packed = data.dtype == np.uint8
+    at = call.integer("gather_axis", 0)
+    codes, factor, offset = (
+        None if array is None else np.take(array, indices, axis=at)
+        for array in (data, scales, zeros)
+    )
+    wide = cast("Array", factor).astype(np.result_type(_wide(call, scales)))
+    numbers = cast("Array", codes)
+    numbers = _unpacked(numbers, bits) if packed else numbers
+    axis += indices.ndim - 1 if axis > at % data.ndim else 0
+    steps = np.arange(numbers.shape[axis]) // block
+    spread = np.take(wide, steps, axis=axis)
+    if offset is None:
+        shift: Array | float = float(2 ** (bits - 1)) if packed else 0.0
+    else:
+        known = _unpacked(offset, bits) if packed else offset
+        shift = np.take(known, steps, axis=axis).astype(wide.dtype)
+    return np.asarray((numbers.astype(wide.dtype) - shift) * spread)
