@@ -105,6 +105,22 @@ RtolOption = Annotated[
     float | None, typer.Option(help="Also demand |error| <= atol + rtol |truth|.")
 ]
 AtolOption = Annotated[float | None, typer.Option(help="See --rtol.")]
+# Of one metric or several.
+METRIC = typer.Option(
+    metavar="relative|cosine|top1|kl",
+    help="What a model of **reduced precision** is judged by; top1 and kl are for logits.",
+)
+MAX_ERROR = typer.Option(
+    metavar="X",
+    help="The largest error by --metric that is right; otherwise what suits the precision.",
+)
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DATA",
+        help="A file or folder of inputs to compare on as well, as **measure** reads it.",
+    ),
+]
 FuseAffineOption = Annotated[
     FuseAffine | None,
     typer.Option(

@@ -40,14 +40,7 @@ def tune(
             "precision of IN; the others have an error budget.",
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            help="Inputs of yours: candidates are also compared on them, and int8-static "
-            "calibrates on them.",
-        ),
-    ] = None,
+    data: options.DataOption = None,
     inputs: options.InputsOption = None,
     samples: Annotated[int, typer.Option(metavar="N", help="Drawn sets of inputs.")] = 2,
     seed: options.SeedOption = 0,
@@ -63,16 +56,8 @@ def tune(
             metavar="GB", help="What one step may allocate; otherwise most of what is free."
         ),
     ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="relative|cosine|top1|kl", help="What a reduced precision is judged by."
-        ),
-    ] = None,
-    max_error: Annotated[
-        float | None,
-        typer.Option(metavar="X", help="The largest error by that metric that is right."),
-    ] = None,
+    metric: Annotated[str | None, options.METRIC] = None,
+    max_error: Annotated[float | None, options.MAX_ERROR] = None,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -124,7 +109,7 @@ def tune(
     `onnxfold tune model.onnx -o fast.onnx` keeps the precision.
 
     `onnxfold tune model.onnx -o fast.onnx --precision fp32 --precision int8 --data inputs.npz`
-    also tries int8, and checks it on your data.
+    also tries int8, checks it on your data, and calibrates int8-static on it.
 
     `onnxfold tune model.onnx -o fast.onnx --device cuda --precision fp16 --inputs ids:8,512`
     times float16 on a GPU, at this shape.

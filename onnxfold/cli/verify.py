@@ -13,29 +13,9 @@ def verify(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[relative|cosine|top1|kl]",
-            help="For a B of reduced precision: let an **error budget** decide, of one metric or "
-            "several; top1 and kl are for logits.",
-        ),
-    ] = None,
-    max_error: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="X",
-            help="The largest error by --metric, in its order; otherwise what suits the precision "
-            "of B.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DATA",
-            help="A file or folder to run both on, as **measure** reads it.",
-        ),
-    ] = None,
+    metric: Annotated[list[str] | None, options.METRIC] = None,
+    max_error: Annotated[list[float] | None, options.MAX_ERROR] = None,
+    data: options.DataOption = None,
     rows: Annotated[
         int | None, typer.Option(metavar="N", help="At most N rows of data: 32 when left out.")
     ] = None,
@@ -59,8 +39,8 @@ def verify(
     """Check that B computes what A computes, relative to the rounding error of A itself.
 
     Both run on seeded inputs and are compared with a float64 run of A. B passes if no output errs
-    more than a small multiple of what A errs itself, or with --metric, if no error exceeds its
-    budget; otherwise it exits with 1.
+    more than a small multiple of what A errs itself, or with --metric, one or several, if no error
+    exceeds its budget; otherwise it exits with 1.
 
     `onnxfold verify model.onnx int8.onnx --metric cosine --data rows.npz --blame`
     """

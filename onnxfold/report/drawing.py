@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from onnxfold.report.before_after import KIND_NAMES
+from onnxfold.report.frame import breakable
 from onnxfold.report.sentences import folds
 
 FATES = {
@@ -161,7 +162,7 @@ def _card(title: str, group: Sequence[tuple[int, _Step]], streams: _Streams) -> 
         for lane in sorted({streams.lanes[stream] for stream in going_on})
     )
     after = f'<li class="step on" aria-hidden="true">{arrows}</li>' if arrows else ""
-    return f'<li class="block"><h3>{escape(title)}</h3><ol>{rows}{after}</ol></li>'
+    return f'<li class="block"><h3>{breakable(title)}</h3><ol>{rows}{after}</ol></li>'
 
 
 def _row(place: int, step: _Step, streams: _Streams, block: str | None) -> str:
@@ -200,7 +201,7 @@ def _norm(step: _Step, lane: int, block: str | None) -> str:
     return (
         f'<a class="norm {fate}" href="#norm-{step.index}" title="{escape(tip)}" '
         f'aria-label="{escape(tip)}"><i class="mark {fate}" style="--lane:{lane}"></i>'
-        f'<code>{escape(label)}</code> <span class="becomes">{BECOMES[norm["action"]]}</span>'
+        f'<code>{breakable(label)}</code> <span class="becomes">{BECOMES[norm["action"]]}</span>'
         f"{why}</a>"
     )
 

@@ -1,5 +1,6 @@
 """The frame of every HTML page: one style, one file, nothing loaded."""
 
+import re
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -20,6 +21,11 @@ def framed(title: str, heading: str, verdict: str, body: str, *, script: str | N
         body=body,
         script="" if script is None else f"<script>\n{_part(script)}</script>",
     )
+
+
+def breakable(name: str) -> str:
+    """Return a name as HTML that goes on in the next line between its parts, not within one."""
+    return re.sub(r"([./_])(?=\w)", r"\1<wbr>", escape(name))
 
 
 @cache

@@ -16,7 +16,7 @@ from onnxfold.report.before_after import (
     session_rows,
 )
 from onnxfold.report.drawing import BECOMES, drawing, fate_of
-from onnxfold.report.frame import framed
+from onnxfold.report.frame import breakable, framed
 from onnxfold.report.plain import plain
 from onnxfold.report.sentences import folds
 
@@ -183,7 +183,7 @@ def _norm_row(index: int, norm: Mapping[str, Any], measurement: Mapping[str, Any
         kind += f" ({norm['form']})"
     fate = fate_of(norm)
     return (
-        f'<tr id="norm-{index}"><th scope="row"><code>{escape(norm["name"])}</code></th>'
+        f'<tr id="norm-{index}"><th scope="row"><code>{breakable(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
         f'<td><span class="badge {fate}">{escape(BECOMES[norm["action"]])}</span></td>'
         f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}"

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.source_link import address
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,6 +38,27 @@ def test_every_page_is_in_the_navigation_once() -> None:
     listed = sorted(pages(settings["nav"]))
     assert listed == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
     assert settings["strict"] is True
+
+
+@pytest.mark.parametrize(
+    ("remote", "expected"),
+    [
+        ("https://github.com/one/onnxfold.git", "https://github.com/one/onnxfold"),
+        ("https://user:secret@example.org/one/onnxfold", "https://example.org/one/onnxfold"),
+        ("git@example.org:group/sub/onnxfold.git", "https://example.org/group/sub/onnxfold"),
+        ("ssh://git@example.org/one/onnxfold.git", "https://example.org/one/onnxfold"),
+        ("/srv/onnxfold", ""),
+        (None, ""),
+    ],
+)
+def test_the_site_links_to_the_remote_of_the_clone(
+    remote: str | None, expected: str, tmp_path: Path
+) -> None:
+    made = ["git", "init", "--quiet", str(tmp_path)]
+    added = ["git", "-C", str(tmp_path), "remote", "add", "origin", remote or ""]
+    for words in (made, *([] if remote is None else [added])):
+        subprocess.run(words, check=True)
+    assert address(tmp_path) == expected
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is missing")

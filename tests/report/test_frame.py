@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import onnxfold
-from onnxfold.report.frame import framed
+from onnxfold.report.frame import breakable, framed
 
 PACKAGE = Path(onnxfold.__file__).parent
 
@@ -39,3 +39,7 @@ def test_titles_are_text_and_only_a_page_with_a_script_may_run_one() -> None:
     scripted = framed("a", "b", "", "", script="filter.js")
     assert "script-src 'unsafe-inline'" in scripted
     assert scripted.count("<script>") == 1
+
+
+def test_a_name_goes_on_in_the_next_line_between_its_parts() -> None:
+    assert breakable("/a.b_0/<c>") == "/<wbr>a.<wbr>b_<wbr>0/&lt;c&gt;"

@@ -24,6 +24,8 @@ from onnxfold.shapes.symbolic import SymbolicShapes
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.stream_walk import Stream
 from onnxfold.targets.lowering import TargetLowering
+from onnxfold.weights.balanced import rounded_to_sum
+from onnxfold.weights.edited import unrounded
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
@@ -170,11 +172,16 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
 
 
 def shorten_weight(value: ir.Value, axis: int) -> None:
-    """Remove the last element along an axis."""
+    """Remove the last element along an axis, which is minus the sum of the others."""
 
     def kept(tensor: ir.TensorProtocol) -> Array:
-        array = tensor.numpy()
-        return np.ascontiguousarray(array.take(range(array.shape[axis] - 1), axis=axis))
+        channels = range(tensor.shape.numpy()[axis] - 1)
+        if tensor.dtype is ir.DataType.DOUBLE:
+            return np.ascontiguousarray(tensor.numpy().take(channels, axis=axis))
+        whole = unrounded(tensor).astype(np.float64)
+        rest = whole.take(channels, axis=axis)
+        rest -= whole.mean(axis=axis, keepdims=True)  # which its roundings have left
+        return rounded_to_sum(rest, tensor.dtype.numpy(), axis)
 
     shapes.resize_weight(value, axis, -1, kept)
 
