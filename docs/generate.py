@@ -44,7 +44,7 @@ def pages() -> dict[Path, str]:
         pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
         docs / "parity.md": parity(),
-        docs / "recipes.md": recipes(rows, left, affine, timed),
+        docs / "recipes.md": recipes(rows, left, affine, timed, read_rows("counterexamples.csv")),
         docs / "refusals.md": refusals(),
         theory: with_deferral(theory.read_text(encoding="utf-8")),
         verify: with_budgets(verify.read_text(encoding="utf-8")),

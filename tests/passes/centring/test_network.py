@@ -51,7 +51,7 @@ def _random_graph(rng: random.Random) -> ZeroMeanGraph:
             carries_to=tuple(other for other in points if point in carried[other]),
             exact=(_NO,) if rng.random() < 0.15 else (),
         )
-    return ZeroMeanGraph(facts, ())
+    return ZeroMeanGraph(facts)
 
 
 def _random_prices(rng: random.Random, graph: ZeroMeanGraph) -> tuple[Gains, Prices]:
