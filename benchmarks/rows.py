@@ -90,7 +90,8 @@ def merge(
     kept = [old for old in known if old[key] in order and old[key] not in names]
     both = sorted([*kept, *new], key=lambda row: order.index(row[key]))
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(both[0]), lineterminator="\n")
+        names = list(new[0])  # older rows have no number for a column that is new
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(both)
 

@@ -10,8 +10,25 @@ from pages.tables import Row, table
 __all__ = ["recipes"]
 
 
+# What the paper's Table 3 has for the architectures of recipes, embeddings centred.
+_TABLE_3 = {
+    "bert-base": "100%",
+    "bloom-560m": "100%",
+    "gpt2": "100%",
+    "opt-125m": "100%",
+    "phi-2": "100%",
+    "vit-b16": "100%",
+    "swin-t": "26 of 29",
+    "vmamba-t": "70.59%",
+}
+
+
 def recipes(
-    rows: Sequence[Row], left: Sequence[Row], affine: Sequence[Row], timed: Sequence[Row]
+    rows: Sequence[Row],
+    left: Sequence[Row],
+    affine: Sequence[Row],
+    timed: Sequence[Row],
+    forced: Sequence[Row],
 ) -> str:
     return (
         "# Every recipe: what folds, and why the rest does not\n\n"
@@ -33,8 +50,10 @@ def recipes(
         "the rules of Algorithm 1 of the CBWC paper, in which the output of a LayerNorm counts as "
         "centred, which holds only without gamma and beta, embeddings as opaque, and nobody asks "
         "who else reads what is centred; *embeddings "
-        "centred*: the same with a centring behind every embedding, as the paper's Table 3 has "
-        "it. The other recipes below have no LayerNorm.\n\n"
+        "centred*: the same with a centring behind every embedding; *D.2*: with the readers asked "
+        "too, counted where the export was at hand (`onnxfold inspect --paper`); *Table 3*: what "
+        "the paper has for such a model, with embeddings centred. The other recipes below have no "
+        "LayerNorm.\n\n"
         + _counts(rows)
         + _moved(rows, affine)
         + _saved(rows, timed)
@@ -45,6 +64,7 @@ def recipes(
             ("recipe", "norms", "code", "reason", "for instance"),
             [line for row in rows if _some_left(row) for line in _left_of(row, left)],
         )
+        + _impossible(forced)
     )
 
 
@@ -58,6 +78,8 @@ def _counts(rows: Sequence[Row]) -> str:
             "with splitting",
             "Algorithm 1",
             "embeddings centred",
+            "D.2",
+            "Table 3",
         ),
         [
             (
@@ -68,6 +90,8 @@ def _counts(rows: Sequence[Row]) -> str:
                 f"{row['split_foldable']}, {row['split_insertions']} centrings",
                 _percent(row, "algorithm1"),
                 _percent(row, "algorithm1_embed_centred"),
+                _percent(row, "d2"),
+                _TABLE_3.get(row["recipe"], ""),
             )
             for row in rows
             if int(row["layer_norms"])
@@ -168,7 +192,44 @@ def _stays(norms: Sequence[Row]) -> str:
 
 
 def _percent(row: Row, field: str) -> str:
-    return f"{int(row[field]) / int(row['layer_norms']):.2%}"
+    return "" if not row[field] else f"{int(row[field]) / int(row['layer_norms']):.2%}"
+
+
+def _impossible(forced: Sequence[Row]) -> str:
+    """What a fold all the same would change, for the first norm of each recipe and reason."""
+    return (
+        "\n## Why no fold is exact there\n\n"
+        "Each norm was folded all the same: all weights that lead to it centred, and an RMSNorm in "
+        "its place (`python -m benchmarks.counterexamples`, the small recipes of `tests/recipes`). "
+        "*mean*: the largest mean of a row that it then reads, in parts of the deviation of its "
+        "rows; *outputs*: how far they are then from those of the model, in parts of their largest "
+        "number. One sample of inputs on which a function differs shows that it is another one.\n\n"
+        "No other change of weights does it. `affine_norm_output`, `concat_along_fiber`, "
+        "`grouped_convolution` and `varies_along_fiber` give the mean: the norm needs P v in "
+        "place of their result v, computed by the same operator. Of another norm's output, P "
+        "diag(gamma) would have to be a diagonal matrix on vectors of mean 0: *gamma* is the "
+        "relative distance of the nearest one, which is 0 for a gamma of equal elements "
+        "alone. A grouped convolution computes each channel from its own, and P v takes the "
+        "mean of all from each; a Concat along the channels has no weight. Where somebody "
+        "reads the stream (`exact_reader`, `graph_output`), a stream without its mean is "
+        "another input for that reader: its weights A' would have to give A' P h = A h for "
+        "all h, so that A 1 = A' P 1 = 0, which holds of none here.\n\n"
+        + table(
+            ("recipe", "norms", "code", "for instance", "mean", "outputs", "gamma"),
+            [
+                (
+                    row["recipe"],
+                    row["norms"],
+                    f"`{row['code']}`",
+                    f"`{row['norm']}`: {_specific(row)}",
+                    f"{float(row['mean']):.2g}",
+                    f"{float(row['changed']):.2%}",
+                    "" if not row["gamma"] else f"{float(row['gamma']):.2g}",
+                )
+                for row in forced
+            ],
+        )
+    )
 
 
 def _some_left(row: Row) -> bool:

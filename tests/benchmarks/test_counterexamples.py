@@ -1,0 +1,38 @@
+"""Norms that are left, folded all the same: the outputs differ, and no gamma would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.counterexamples import counterexamples, nearest_gamma
+
+_RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "codes"),
+    [
+        ("bert-base", {"affine_norm_output"}),
+        ("convnext-t", {"grouped_convolution", "exact_reader"}),
+        ("swin-t", {"affine_norm_output", "concat_along_fiber"}),
+        ("gpt2", set[str]()),
+    ],
+)
+def test_a_norm_that_is_left_changes_the_outputs_where_it_folds(
+    recipe: str, codes: set[str]
+) -> None:
+    rows = counterexamples(_RECIPES / f"{recipe}.onnx")
+    assert {row.code for row in rows} == codes
+    for row in rows:
+        assert row.changed > 3e-5  # float32 rounds these outputs by some 1e-6
+        assert row.mean > 0.01
+        assert (row.gamma is not None) == (row.code == "affine_norm_output")
+
+
+def test_only_a_gamma_of_equal_elements_keeps_means_of_zero() -> None:
+    rng = np.random.default_rng(0)
+    assert nearest_gamma(np.full(8, 3.0)) < 1e-12
+    assert nearest_gamma(1 + rng.random(8)) > 0.05
