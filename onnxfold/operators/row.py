@@ -81,7 +81,7 @@ class Shapes(Enum):
 
 
 class Condition(Enum):
-    """What a node may do that its row does not say (operators/families/conditions)."""
+    """What a node may do that its row does not say (operators/families/rules)."""
 
     AVERAGES_PADDING = auto()
     EXTRAPOLATES = auto()
