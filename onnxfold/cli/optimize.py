@@ -70,7 +70,7 @@ def optimize(
             "of every vector is at most this share of its length, 0 to 1.",
         ),
     ] = None,
-    data: options.DataOption = None,
+    data: options.RangesDataOption = None,
     max_error: Annotated[
         float,
         typer.Option(

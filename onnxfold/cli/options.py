@@ -168,7 +168,7 @@ ScaleStreamsOption = Annotated[
 ScaleMarginOption = Annotated[
     int, typer.Option(metavar="BITS", min=0, help="With --scale-streams auto: bits to spare.")
 ]
-DataOption = Annotated[
+RangesDataOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE|DIR",

@@ -13,7 +13,7 @@ Source: CBWC ("Enjoy your Layer Normalization ..."), where the fiber is the feat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -124,14 +124,6 @@ class Fiber:
         sets = (number for number, taken in enumerate(chosen) if taken)
         places = (range(n * digit.inner, (n + 1) * digit.inner) for n in sets)
         return digit.axis, {place for each in places for place in each}
-
-    def moved(self, axis_of: Mapping[int, int]) -> Fiber:
-        """Return the fiber with axis a renamed to ``axis_of[a]``."""
-        return Fiber.of(AxisBlock(axis_of[b.axis], b.inner, b.size, b.outer) for b in self.blocks)
-
-    def shifted(self, offset: int) -> Fiber:
-        """Return the fiber with ``offset`` added to every axis."""
-        return self.moved({axis: axis + offset for axis in self.axes})
 
     def covers(self, other: Fiber) -> bool:
         """Whether every set of ``other`` is within one set of this fiber.

@@ -189,3 +189,8 @@ def _dead_nodes(graphs: Iterable[ir.Graph]) -> frozenset[ir.Node]:
             ):
                 dead.add(node)
     return frozenset(dead)
+
+
+def keeps_dims(node: ir.Node) -> bool:
+    """Whether a reduction keeps its axes, of size 1; onnx and ONNX Runtime take 1 alone for yes."""
+    return node.attributes.get_int("keepdims", 1) == 1

@@ -85,7 +85,7 @@ class Shapes(Enum):
 
 
 class Condition(Enum):
-    """A behavior of a node that its row does not cover (operators/families/conditions)."""
+    """A behavior of a node that its row does not cover (operators/families/rules)."""
 
     AVERAGES_PADDING = auto()
     EXTRAPOLATES = auto()

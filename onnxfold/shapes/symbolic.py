@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from onnxfold.graph.attributes import keeps_dims
+from onnxfold.graph import keeps_dims
 from onnxfold.graph.einsum import einsum_labels
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements

@@ -37,6 +37,10 @@ _RIGHT_ANYWAY = {
 _UNCHANGED = 40  # samples on which a mutant says what the law says: it is none of this line
 
 
+def _renamed(fiber: Fiber, axis_of: dict[int, int]) -> Fiber:
+    return Fiber.of(replace(block, axis=axis_of[block.axis]) for block in fiber.blocks)
+
+
 class LastOperandOnly(Broken):
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         origin = self.right.backward(view, node, output, fiber)
@@ -58,7 +62,7 @@ class InversePermutation(Broken):
         perm = node.attributes.get_ints("perm", None)
         if perm is None:
             return self.right.backward(view, node, output, fiber)
-        return Carried(((0, fiber.moved({perm[axis]: axis for axis in range(len(perm))})),))
+        return Carried(((0, _renamed(fiber, {perm[axis]: axis for axis in range(len(perm))})),))
 
 
 class MatMulWithoutBatchGuard(Broken):
@@ -82,7 +86,7 @@ class WithoutGroupGuard(Broken):
         groups = node.attributes.get_int("group", 1)
         if groups == 1 or fiber.axes != (1,):
             return self.right.backward(view, node, output, fiber)
-        return Carried(((1, fiber.moved({1: 0})),))
+        return Carried(((1, _renamed(fiber, {1: 0})),))
 
 
 class ResizeBySizes(Broken):

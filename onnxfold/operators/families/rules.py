@@ -1,17 +1,16 @@
 """The transfer functions of every family, and what a node's row declares."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.operators.families import elementwise, layout, reduce
 from onnxfold.operators.families.attention import Attention
-from onnxfold.operators.families.conditions import CONDITIONS
 from onnxfold.operators.families.linear import Linear, refuse_codes, refuse_groups
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.transfer import Transfer, refuse
-from onnxfold.operators.row import Elements, Family
+from onnxfold.operators.row import Condition, Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
@@ -73,7 +72,7 @@ def elements_of(view: ModelInfo, node: ir.Node) -> tuple[Elements, str]:
     row = row_of(node)
     level, why = row.elements, row.no_shift
     for unless in row.unless:
-        if unless.elements > level and CONDITIONS[unless.condition](view, node):
+        if unless.elements > level and _CONDITIONS[unless.condition](view, node):
             level, why = unless.elements, unless.sentence
     return level, why
 
@@ -82,3 +81,49 @@ def refuse_opaque(node: ir.Node) -> Refusal | None:
     """Return the refusal of an operator that is opaque or lacks a row, or None."""
     why = row_of(node).opaque
     return None if why is None else refuse(why.code, node, why.sentence)
+
+
+def _averages_padding(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether an AveragePool may count what is not there; a last, partial window may."""
+    auto = node.attributes.get_string("auto_pad", "NOTSET")
+    pads = any(node.attributes.get_ints("pads", ()) or ()) or auto not in ("NOTSET", "VALID")
+    partial = node.attributes.get_int("ceil_mode", 0) != 0
+    return partial or (pads and node.attributes.get_int("count_include_pad", 0) != 0)
+
+
+def _extrapolates(view: ModelInfo, node: ir.Node) -> bool:
+    transform = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
+    return transform == "tf_crop_and_resize"
+
+
+def _not_of_floats(view: ModelInfo, node: ir.Node) -> bool:
+    return not elementwise.between_floats(node)
+
+
+def _pads_numbers(view: ModelInfo, node: ir.Node) -> bool:
+    return layout.pads_constant(node) and layout.pad_value(view, node) != 0.0
+
+
+def _pads_zeros(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether a Pad may add anything that is not in its input."""
+    pads = layout.pads_of(view, node)
+    return layout.pads_constant(node) and (pads is None or any(pads))
+
+
+def _reduces_otherwise(view: ModelInfo, node: ir.Node) -> bool:
+    return not layout.scatters_linearly(node)
+
+
+def _trains(view: ModelInfo, node: ir.Node) -> bool:
+    return elementwise.trains(view, node)
+
+
+_CONDITIONS: Mapping[Condition, Callable[[ModelInfo, ir.Node], bool]] = {
+    Condition.AVERAGES_PADDING: _averages_padding,
+    Condition.EXTRAPOLATES: _extrapolates,
+    Condition.NOT_OF_FLOATS: _not_of_floats,
+    Condition.PADS_NUMBERS: _pads_numbers,
+    Condition.PADS_ZEROS: _pads_zeros,
+    Condition.REDUCES_OTHERWISE: _reduces_otherwise,
+    Condition.TRAINS: _trains,
+}

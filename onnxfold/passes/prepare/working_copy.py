@@ -20,15 +20,19 @@ from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
-from onnxfold.passes.prepare.add_biases import add_biases
-from onnxfold.passes.prepare.fold_constants import fold_constants
-from onnxfold.passes.prepare.identities import read_directly
-from onnxfold.passes.prepare.invariant_states import read_from_outside
+from onnxfold.passes.prepare.direct_reads import (
+    pick_from_tensors,
+    read_directly,
+    read_from_outside,
+)
 from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
-from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
+from onnxfold.passes.prepare.stored_constants import (
+    add_biases,
+    fold_constants,
+    merge_constant_factors,
+)
 from onnxfold.passes.prepare.stored_parts import store_parts
-from onnxfold.passes.prepare.unbind import pick_from_tensors
 from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode

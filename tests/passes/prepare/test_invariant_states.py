@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfold.passes.prepare import invariant_states
-from onnxfold.passes.prepare.invariant_states import read_from_outside
+from onnxfold.passes.prepare import direct_reads
+from onnxfold.passes.prepare.direct_reads import read_from_outside
 
 SIZE = 3
 _RNG = np.random.default_rng(0)
@@ -120,7 +120,7 @@ def test_no_state_that_the_caller_may_give_is_a_weight() -> None:
 
 def test_states_that_change_places_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _loop("n MatMul h w;m Add n v;a Identity v;b Identity w", ("m", "a", "b"))
-    monkeypatch.setattr(invariant_states, "_stays", lambda before, after: True)
+    monkeypatch.setattr(direct_reads, "_stays", lambda before, after: True)
     freed, inputs = _freed(model)
     assert inputs == 3
     assert np.abs(_run(model) - _run(freed)).max() > 0.1

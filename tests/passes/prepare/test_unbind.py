@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-from onnxfold.passes.prepare.unbind import pick_from_tensors
+from onnxfold.passes.prepare.direct_reads import pick_from_tensors
 from onnxfold.shapes import infer
 
 

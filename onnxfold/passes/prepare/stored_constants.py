@@ -1,0 +1,171 @@
+"""Constants of products and sums as one stored weight each, which can move and be proved.
+
+    x * (1 + g) = x * g'        of the bits that IEEE 754 fixes, as every runtime computes them
+    (x * g) * k = x * (g k)     rounded once; (-x) * k = x * -k
+    h - c = h + (-c)            exactly: a layer without a bias of its own has it in an Add after it
+
+A norm's gamma is then one operand, however many factors the model spells it with.
+"""
+
+from collections.abc import Callable, Set
+from functools import cache, partial
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxfold.graph import FLOATS, ModelInfo, operator
+from onnxfold.graph.array_types import Array
+from onnxfold.graph.edit import add_constant, drop_weight, set_input, sweep
+from onnxfold.graph.operands import (
+    is_read_once,
+    known_operand,
+    operand,
+    operands,
+    producer_of,
+    weight_operand,
+)
+from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import graph_values
+from onnxfold.operators import facets
+from onnxfold.operators.new_nodes import weight_value
+from onnxfold.operators.table import row_of
+
+_READERS = ("Add", "Mul")
+
+
+def _names(view: ModelInfo) -> frozenset[str | None]:
+    return frozenset(value.name for graph in view.graphs for value in graph_values(graph))
+
+
+def fold_constants(view: ModelInfo) -> int:
+    """Store the expressions of a working copy with types; return how many."""
+    found = dict.fromkeys(
+        value
+        for node in view.nodes()
+        if operator(node) in _READERS and any(view.array(value) is None for value in node.inputs)
+        for value in node.inputs
+        if value is not None and _is_expression(view, value)
+    )
+    taken = _names(view) if found else ()
+    return sum(f"{value.name}.folded" not in taken and _fold(view, value) for value in found)
+
+
+def _is_expression(view: ModelInfo, value: ir.Value) -> bool:
+    node = producer_of(value)
+    if node is None or node.op_type == "Constant" or view.tensor(value) is not None:
+        return False
+    return value.dtype in FLOATS and isinstance(node.graph, ir.Graph)
+
+
+def _fold(view: ModelInfo, value: ir.Value) -> bool:
+    array, node = view.array(value), producer_of(value)
+    if array is None or node is None or not isinstance(node.graph, ir.Graph):
+        return False
+    before = reached([value], lambda each: operands(producer_of(each)))
+    makers = [maker for each in before if (maker := producer_of(each)) is not None]
+    if not all(facets.alike_everywhere(row_of(maker)) for maker in makers if maker.inputs):
+        return False
+    weight = weight_value(f"{value.name}.folded", np.array(array))
+    add_constant(node.graph, weight)
+    for use in list(value.uses()):
+        if operator(use.node) in _READERS:
+            set_input(use.node, use.idx, weight)
+    sweep(reversed(makers))
+    return True
+
+
+def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
+    """Merge factors in a working copy with types; return the names of the products that changed."""
+    taken = cache(partial(_names, view))
+    merged = [node for node in view.nodes() if _merge(view, node, taken)]
+    return tuple(node.outputs[0].name or "" for node in merged)
+
+
+def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
+    outer = weight_operand(view, node, "Mul")
+    product = None if outer is None else node.inputs[1 - outer]
+    inner_node = producer_of(product)
+    if outer is None or product is None or inner_node is None:
+        return False
+    found = _factor(view, inner_node)
+    if found is None or not is_read_once(product):
+        return False
+    if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
+        return False
+    start, first = found
+    second = view.array(node.inputs[outer])
+    if second is None or (first is not None and first.dtype != second.dtype):
+        return False
+    merged = np.negative(second) if first is None else product_of(first, second)
+    name = f"{node.outputs[0].name}.factor"
+    if merged is None or name in taken():
+        return False
+    value = weight_value(name, merged)
+    old = node.inputs[outer]
+    add_constant(node.graph, value)
+    set_input(node, outer, value)
+    set_input(node, 1 - outer, start)
+    sweep([inner_node])
+    drop_weight(old)
+    return True
+
+
+def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | None] | None:
+    """Return x and g of x * g, x and None of -x, and None for any other node."""
+    if operator(node) == "Neg":
+        return node.inputs[0], None
+    index = weight_operand(view, node, "Mul")
+    array = None if index is None else view.array(node.inputs[index])
+    return None if index is None or array is None else (node.inputs[1 - index], array)
+
+
+def product_of(first: Array, second: Array) -> Array | None:
+    """Return the product of constants; None where it overflows or underflows, as x a b may not."""
+    if ir.DataType.from_numpy(first.dtype) not in FLOATS:
+        return np.asarray(np.multiply(first, second))
+    with np.errstate(all="ignore"):
+        wide = first.astype(np.float64) * second.astype(np.float64)
+    limits = ml_dtypes.finfo(first.dtype)  # type: ignore[no-untyped-call]  # it has no types
+    size, zero = np.abs(wide), (first == 0) | (second == 0)
+    fits = zero | ((size >= float(limits.smallest_normal)) & (size <= float(limits.max)))
+    return wide.astype(first.dtype) if bool(np.all(fits)) else None
+
+
+def add_biases(view: ModelInfo) -> int:
+    """Let layers of a working copy with types take biases; return how many are changed.
+
+    Every Sub of a constant becomes an Add, and a Gemm without C has no factor of it.
+    """
+    subtractions = [node for node in view.nodes() if _takes_bias(view, node)]
+    taken = _names(view)
+    idle = [node for node in view.nodes() if _scales_nothing(node)]
+    for node in idle:
+        node.attributes.pop("beta")
+    return sum(_add(view, node, taken) for node in subtractions) + len(idle)
+
+
+def _scales_nothing(node: ir.Node) -> bool:
+    """Whether a Gemm has a factor of a C that it has not, as jax2onnx writes layers of Equinox."""
+    without = operator(node) == "Gemm" and operand(node, 2) is None
+    return without and "beta" in node.attributes
+
+
+def _takes_bias(view: ModelInfo, node: ir.Node) -> bool:
+    if operator(node) != "Sub" or view.is_constant(known_operand(node, 0)):
+        return False
+    tensor = view.tensor(node.inputs[1])
+    return tensor is not None and tensor.dtype in FLOATS
+
+
+def _add(view: ModelInfo, node: ir.Node, taken: Set[str | None]) -> bool:
+    bias = known_operand(node, 1)
+    array, name = view.array(bias), f"{node.outputs[0].name}.bias"
+    if array is None or name in taken or not isinstance(node.graph, ir.Graph):
+        return False
+    negated = weight_value(name, np.negative(array))
+    add_constant(node.graph, negated)
+    set_input(node, 1, negated)
+    node.op_type = "Add"
+    drop_weight(bias)
+    return True
