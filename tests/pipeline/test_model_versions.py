@@ -18,6 +18,7 @@ from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES, fold, folding
+from onnxfold.pipeline.basis_passes import BASIS_PASSES
 from onnxfold.pipeline.stage_timer import StageTimer
 from tests.builders import chain_model, pre_norm_model
 
@@ -54,8 +55,7 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
     # No tables, deferral or other bases, unless they are asked for, and none to take back.
-    bases = {"split gammas", "rotated streams", "rotated heads", "scaled streams"}
-    versions = len([each for each in PASSES if each.name not in bases]) - 1
+    versions = len(PASSES) - len(BASIS_PASSES) - 1
     # No pass decides on what is written, of which the figures are; those before share the first.
     assert counted["recognitions"] == versions - 1 + 1
     # Of the model as it came.  Four on the way: before Gelus, before and behind residual additions,
