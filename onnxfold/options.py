@@ -170,6 +170,8 @@ class Options:
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
         check_split(self.split_gamma)
+        if self.data is not None and (self.scale_streams, self.split_gamma) == ("off", "off"):
+            raise UsageError("--data is for --scale-streams and --split-gamma: add one of them")
         if "off" not in (self.rotate, self.split_gamma):
             raise UsageError("--rotate moves all of gamma: leave --split-gamma out")
         if self.rotate not in ROTATIONS:

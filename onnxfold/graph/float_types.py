@@ -19,6 +19,12 @@ def digits(dtype: ir.DataType | None) -> int:
     return 0 if dtype is None or dtype not in _BITS else _BITS[dtype][1]
 
 
+def smallest_normal(dtype: ir.DataType) -> float:
+    """Return the smallest number that has all digits of a float type."""
+    exponent, _ = _BITS[dtype]
+    return float(2.0 ** (2 - 2 ** (exponent - 1)))
+
+
 def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
     """Whether a Cast between float types may round; None for other casts."""
     if source not in _BITS or target not in _BITS:

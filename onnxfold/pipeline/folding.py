@@ -33,15 +33,6 @@ from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
-from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
-from onnxfold.passes.basis.plan import ScalePlan
-from onnxfold.passes.basis.rotate_streams import apply as apply_rotation
-from onnxfold.passes.basis.rotate_streams import decide_heads as decide_rotated_heads
-from onnxfold.passes.basis.rotate_streams import decide_streams as decide_rotated_streams
-from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
-from onnxfold.passes.basis.split_gamma import SplitPlan
-from onnxfold.passes.basis.split_gamma import apply as apply_split_gammas
-from onnxfold.passes.basis.split_gamma import decide as decide_split_gammas
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -81,6 +72,7 @@ from onnxfold.passes.stream_forms.shrink_consumers import apply as apply_readers
 from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_readers
 from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
 from onnxfold.pipeline import proofs
+from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.refusal import Refusal
@@ -95,21 +87,6 @@ class _Move(Protocol):
     @property
     def output(self) -> str:
         """The reference of the norm's or operator's result."""
-
-
-def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:
-    """Decide on a version whose bodies are there: it is run."""
-    if settings.split_gamma != "off":
-        finalize.define_functions(info, settings.target, settings.norm_form)
-    return decide_split_gammas(info, settings)
-
-
-def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
-    """Decide on a version whose bodies are there: it is run."""
-    from onnxfold.pipeline.stream_ranges import measure_ranges  # loads the float64 run
-
-    finalize.define_functions(info, settings.target, settings.norm_form)
-    return decide_scaled_streams(info, settings, measure_ranges)
 
 
 def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
@@ -143,34 +120,7 @@ PASSES: tuple[Pass[Any], ...] = (
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
     ),
     _CENTRING,
-    Pass(
-        "split gammas",
-        _decide_split_gammas,
-        apply_split_gammas,
-        proofs.of_split_gammas,
-        lambda plan: tuple(split.norm for split in plan.splits),
-    ),
-    Pass(
-        "rotated streams",
-        decide_rotated_streams,
-        apply_rotation,
-        proofs.of_rotation,
-        lambda plan: tuple(stream.name for stream in plan.streams),
-    ),
-    Pass(
-        "rotated heads",
-        decide_rotated_heads,
-        apply_rotation,
-        proofs.of_rotation,
-        lambda plan: tuple(stream.name for stream in plan.streams),
-    ),
-    Pass(
-        "scaled streams",
-        _decide_scaled_streams,
-        apply_scaled_streams,
-        proofs.of_scaled_streams,
-        lambda plan: tuple(stream.norm for stream in plan.streams),
-    ),
+    *BASIS_PASSES,
     Pass(
         "deferral",
         decide_deferral,
@@ -378,10 +328,7 @@ def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options exclude."""
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
-    names |= frozenset[str]() if chosen.scale_streams != "off" else {"scaled streams"}
-    names |= {"split gammas"} if chosen.split_gamma == "off" else frozenset[str]()
-    if chosen.rotate == "off":
-        names |= {"rotated streams", "rotated heads"}
+    names |= unasked(chosen)
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 

@@ -18,6 +18,7 @@ from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES, fold, folding
+from onnxfold.pipeline.basis_passes import BASIS_PASSES
 from onnxfold.pipeline.stage_timer import StageTimer
 from tests.builders import chain_model, pre_norm_model
 
@@ -53,8 +54,8 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", target="kernels", check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
-    # No tables and no deferral, unless they are asked for, and none to take back.
-    versions = len(PASSES) - 1
+    # No tables, deferral or other bases, unless they are asked for, and none to take back.
+    versions = len(PASSES) - len(BASIS_PASSES) - 1
     # No pass decides on what is written, of which the figures are; those before share the first.
     assert counted["recognitions"] == versions - 1 + 1
     # Of the model as it came.  Four on the way: before Gelus, before and behind residual additions,

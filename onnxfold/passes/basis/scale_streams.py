@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import FLOATS, ModelInfo, node_label
+from onnxfold.graph.float_types import smallest_normal
 from onnxfold.graph.operands import operand
 from onnxfold.norms import EpsilonMode, NormSite, find_norms
 from onnxfold.passes.base import Settings
@@ -189,18 +190,16 @@ def _epsilons(info: ModelInfo, site: NormSite, exponent: int) -> list[NewEpsilon
         sentence = f"the epsilon of norm '{site.name}' is in no place of its own"
         return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, (site.name,))
     for _, dtype in found if site.epsilon else ():
-        if number < float(np.finfo(dtype).smallest_normal):
+        if number < smallest_normal(dtype):
             sentence = (
                 f"the epsilon of norm '{site.name}', {site.epsilon:.3g}, would become "
-                f"{number:.3g}, which {np.dtype(dtype).name} cannot hold with all digits"
+                f"{number:.3g}, which {dtype.name.lower()} cannot hold with all digits"
             )
             return Refusal(RefusalCode.ROUNDS_MORE, sentence, (site.name,))
     return [NewEpsilon(reader, number) for reader, _ in found]
 
 
-def _places_of_epsilon(
-    info: ModelInfo, site: NormSite
-) -> Iterator[tuple[ReaderRef, "np.dtype[np.floating]"]]:
+def _places_of_epsilon(info: ModelInfo, site: NormSite) -> Iterator[tuple[ReaderRef, ir.DataType]]:
     """Yield the places of an epsilon, and the type of the number that is there."""
     for node in site.nodes:
         own = next((output for output in node.outputs if output.name), None)
@@ -208,14 +207,14 @@ def _places_of_epsilon(
             continue
         stored = node.attributes.get("epsilon")
         if stored is not None and np.float32(stored.as_float()) == np.float32(site.epsilon):
-            yield ReaderRef(info.ref(own), -1), np.dtype(np.float32)
+            yield ReaderRef(info.ref(own), -1), ir.DataType.FLOAT
         for index in range(len(node.inputs)) if node.op_type in _HOLDS_EPSILON else ():
             value = operand(node, index)
             if value is None or value.dtype not in FLOATS or value.dtype is None:
                 continue
             number = info.scalar(value)
             if number is not None and number == site.epsilon:
-                yield ReaderRef(info.ref(own), index), value.dtype.numpy()
+                yield ReaderRef(info.ref(own), index), value.dtype
 
 
 def _subnormals(info: ModelInfo, constants: Iterable[ScaledConstant], c: float) -> int:
@@ -226,7 +225,7 @@ def _subnormals(info: ModelInfo, constants: Iterable[ScaledConstant], c: float) 
         tensor = info.tensor(value)
         if tensor is None:
             continue
-        least = float(np.finfo(tensor.dtype.numpy()).smallest_normal)
+        least = smallest_normal(tensor.dtype)
         for _, rows in float64_chunks(tensor):
             small = np.abs(rows) * c**power < least
             count += int(np.count_nonzero(small & (np.abs(rows) >= least)))

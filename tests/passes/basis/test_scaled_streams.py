@@ -91,6 +91,30 @@ def test_a_tied_table_that_is_too_large_to_store_twice_stays() -> None:
     assert error(evaluate(model, FEEDS), evaluate(result.model, FEEDS)) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_other_floats_are_scaled_too(dtype: int) -> None:
+    """Epsilon stands in an attribute of 32 bits, and the weights in the type of the model."""
+    model = cast_to(wide_stream("layer", 1.0), dtype)
+    result = scaled(model, scale_streams=4, check=0, norm_form="layer")
+    (stream,) = result.report["scaled_streams"]["streams"]
+    # Three numbers of float16 are so small already that they lose digits.
+    assert (stream["exponent"], stream["subnormal"]) == (4, 3 * (dtype == TensorProto.FLOAT16))
+    assert error(evaluate(model, FEEDS), evaluate(result.model, FEEDS)) < 1e-6
+
+
+def cast_to(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
+    """Return a model of another float type."""
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    for tensor in made.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(kind)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for output in made.graph.output:
+        output.type.tensor_type.elem_type = dtype
+    return made
+
+
 def test_a_margin_leaves_as_many_bits() -> None:
     exponents = [
         scaled(WIDE["rms pieces"], scale_margin=margin, check=0).report["scaled_streams"][
@@ -154,7 +178,7 @@ def refused(model: onnx.ModelProto, **options: Any) -> str:
 def test_an_epsilon_that_underflows_is_refused() -> None:
     said = refused(WIDE["layer"], scale_streams=60)
     assert "epsilon of norm 'norm0.node', 1e-05, would become" in said
-    assert "float32 cannot hold" in said
+    assert "float cannot hold" in said
 
 
 def test_an_output_that_is_of_the_stream_is_refused() -> None:
@@ -209,6 +233,11 @@ def test_data_with_nan_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", images=image)
     with pytest.raises(DataError, match="row 0 has NaN in input 'images'"):
         scaled(onnx.load(DIGITS), data=tmp_path / "bad.npz")
+
+
+def test_data_that_nothing_is_measured_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="data= is for scale_streams= and split_gamma="):
+        scaled(WIDE["layer"], scale_streams="off", data=tmp_path / "any.npz")
 
 
 @pytest.mark.parametrize("chosen", ["on", "0", "-3", "121", "1.5", "nan", ""])
