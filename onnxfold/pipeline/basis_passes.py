@@ -7,6 +7,7 @@ from onnxfold.options import Options
 from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.basis import rotate_streams, scale_streams, split_gamma
 from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
+from onnxfold.passes.basis.observed import Keep, Observed
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.lower import finalize
@@ -14,17 +15,25 @@ from onnxfold.pipeline import proofs
 
 
 def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:
-    """Decide on a version whose bodies are there: it is run."""
-    if settings.split_gamma != "off":
-        finalize.define_functions(info, settings.target, settings.norm_form)
-    return split_gamma.decide(info, settings)
+    return split_gamma.decide(_runnable(info, settings), settings, _observed)
 
 
 def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
-    """Decide on a version whose bodies are there: it is run."""
-    if settings.scale_streams != "off":
-        finalize.define_functions(info, settings.target, settings.norm_form)
-    return scale_streams.decide(info, settings)
+    return scale_streams.decide(_runnable(info, settings), settings, _observed)
+
+
+def _runnable(info: ModelInfo, settings: Settings) -> ModelInfo:
+    """Define the bodies of our functions in a version that is to be run."""
+    finalize.define_functions(info, settings.target, settings.norm_form)
+    return info
+
+
+def _observed(
+    info: ModelInfo, settings: Settings, keep: Keep, *, data_alone: bool = False
+) -> Observed | str:
+    from onnxfold.pipeline.observing import observe  # loads the float64 run
+
+    return observe(info, settings, keep, data_alone=data_alone)
 
 
 def _rotated(plan: RotationPlan) -> tuple[str, ...]:

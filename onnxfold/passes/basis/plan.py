@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import onnx_ir as ir
-
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Float64
 from onnxfold.passes.places import Place, ReaderRef
@@ -106,15 +104,6 @@ class OpenedValue:
 
     value: str
     readers: tuple[ReaderRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRanges:
-    """The largest magnitudes by value, inf where one is not finite, of so many inputs."""
-
-    largest: dict[ir.Value, float]
-    samples: int
-    data: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ the stream, times 2^margin, is below that; c moves no digit of any number that s
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil, inf, isfinite, log2
 
 import numpy as np
@@ -13,14 +13,15 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import FLOATS, ModelInfo, node_label
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import smallest_normal
 from onnxfold.graph.operands import operand
 from onnxfold.norms import EpsilonMode, NormSite, find_norms
 from onnxfold.passes.base import Settings
+from onnxfold.passes.basis.observed import Observe
 from onnxfold.passes.basis.plan import (
     LARGEST_HALF,
     SMALLEST_NORMAL_HALF,
-    MeasuredRanges,
     NewEpsilon,
     OpenedValue,
     ScaledPlace,
@@ -34,30 +35,33 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers
 from onnxfold.weights.edited import float64_chunks
 
-Measure = Callable[[ModelInfo, Collection[ir.Value], Settings], MeasuredRanges | str]
 _OUTSIDE = (EpsilonMode.OUTSIDE, EpsilonMode.MAX_OUTSIDE)
 _HOLDS_EPSILON = frozenset({"Add", "Sum", "Max", "Clip"})
 
 
-def decide(info: ModelInfo, settings: Settings, measure: Measure) -> ScalePlan:
+def decide(info: ModelInfo, settings: Settings, observe: Observe) -> ScalePlan:
     """Return the streams that are scaled, and why the others are not.
 
-    ``measure`` returns the ranges of values in float64, or why the model has no such run.
-
-    Raises ModelError where their scale is to be measured, and the model has no float64 run.
+    Raises ModelError if their scale is to be measured and the model has no float64 run.
     """
     if settings.scale_streams == "off":
         return ScalePlan()
     walks, refusals = _streams(info, settings)
     members = {value for walk in walks for value in walk.members}
     given = None if settings.scale_streams == "auto" else int(settings.scale_streams)
-    measured = measure(info, members, settings)
-    if isinstance(measured, str) and given is None:
+    known = dict.fromkeys(members, 0.0)
+
+    def keep(value: ir.Value, array: Array) -> None:
+        if value in known and array.size:
+            known[value] = max(known[value], _peak(array))
+
+    seen = observe(info, settings, keep)
+    if isinstance(seen, str) and given is None:
         raise ModelError(
             "the ranges of streams are measured in float64, and this model has no such run: "
-            f"{measured}; give --scale-streams a number of bits"
+            f"{seen}; give --scale-streams a number of bits"
         )
-    known = {} if isinstance(measured, str) else measured.largest
+    known = {} if isinstance(seen, str) else known
     found: list[ScaledStream] = []
     for walk in walks:
         largest = {value: known[value] for value in walk.members if value in known}
@@ -74,13 +78,19 @@ def decide(info: ModelInfo, settings: Settings, measure: Measure) -> ScalePlan:
             refusals.append((first, made))
         else:
             found.append(made)
-    said = (0, "") if isinstance(measured, str) else (measured.samples, measured.data)
+    said = (0, "") if isinstance(seen, str) else (seen.samples, seen.data)
     return ScalePlan(
         tuple(stream for stream in found if stream.exponent),
         tuple(stream for stream in found if not stream.exponent),
         tuple(refusals),
         *said,
     )
+
+
+def _peak(array: Array) -> float:
+    """Return the largest magnitude, or inf if a number is not finite."""
+    wide = np.abs(array.astype(np.float64))
+    return float(np.max(np.where(np.isnan(wide), np.inf, wide)))
 
 
 def _streams(

@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, sample
-from onnxfold.check.reference import Array, Precision, run
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor
-from onnxfold.inputs import InputSpec
 from onnxfold.norms import NormSite, find_norms
 from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.passes.base import Settings
+from onnxfold.passes.basis.observed import Observe
 from onnxfold.passes.basis.smooth_readers import weights_behind
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of
@@ -36,7 +34,7 @@ from onnxfold.weights.edits import Scale
 
 GRID = (0.25, 0.5, 0.75)
 WORTH = 0.9  # of the error as it is: smaller differences are luck
-_ROWS, _SAMPLES, _LEAST = 512, 2, 2.0**-20
+_ROWS, _LEAST = 512, 2.0**-20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +96,7 @@ class _Case:
     rows: list[Float64] = field(default_factory=list)
 
 
-def decide(info: ModelInfo, settings: Settings) -> SplitPlan:
+def decide(info: ModelInfo, settings: Settings, observe: Observe) -> SplitPlan:
     """Return how the gammas of norms with linear readers are split, and why others stay."""
     if settings.split_gamma == "off":
         return SplitPlan()
@@ -111,7 +109,7 @@ def decide(info: ModelInfo, settings: Settings) -> SplitPlan:
             refusals.append((ref, found))
         else:
             cases.append(found)
-    by = _measure(info, cases, settings)
+    by = _measure(info, cases, settings, observe)
     grid = GRID if settings.split_gamma == "auto" else (float(settings.split_gamma),)
     made = [_split(info, case, grid, forced=settings.split_gamma != "auto") for case in cases]
     for case, split in zip(cases, made, strict=True):
@@ -148,35 +146,23 @@ def _case(info: ModelInfo, site: NormSite) -> _Case | Refusal:
     return _Case(site, values, readers)
 
 
-def _measure(info: ModelInfo, cases: Iterable[_Case], settings: Settings) -> str:
-    """Keep rows of what the norms give; return what the choice is made by, in words."""
+def _measure(info: ModelInfo, cases: Iterable[_Case], settings: Settings, observe: Observe) -> str:
+    """Keep rows of the norms' results; return the basis of the choice in words."""
     wanted = {case.site.output: case for case in cases}
     if settings.check is None or not wanted:
         return "the bound |n| <= sqrt(d)"
-    spec = InputSpec.of(settings.inputs) if settings.inputs else InputSpec()
-    drawn = sample(
-        info.model,
-        spec,
-        count=settings.check or _SAMPLES,
-        seed=settings.seed,
-        limit_bytes=FLOAT64_LIMIT_BYTES,
-        done=lambda _: None,
-    )
-    if drawn.truths is None:
-        return f"the bound |n| <= sqrt(d), for there is no float64 run: {drawn.reason}"
-    feeds = settings.feeds or tuple(drawn.feeds)
 
-    def observe(value: ir.Value, array: Array) -> Array:
+    def keep(value: ir.Value, array: Array) -> None:
         case = wanted.get(value)
         if case is not None:
             (axis,) = case.site.fiber.axes
             rows = np.moveaxis(array, axis, -1).reshape(-1, case.site.size)
             case.rows.append(rows[:_ROWS].astype(np.float64))
-        return array
 
-    for feed in feeds:
-        run(info.model, feed, precision=Precision.FLOAT64, observe=observe)
-    return settings.data_label if settings.feeds else f"{len(feeds)} drawn inputs"
+    seen = observe(info, settings, keep, data_alone=True)
+    if isinstance(seen, str):
+        return f"the bound |n| <= sqrt(d), because there is no float64 run: {seen}"
+    return seen.data
 
 
 def _split(

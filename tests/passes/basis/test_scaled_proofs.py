@@ -16,8 +16,8 @@ from onnxfold.passes.basis.apply_scale import apply
 from onnxfold.passes.basis.plan import ScaledPlace, ScaledStream, ScalePlan
 from onnxfold.passes.basis.scale_streams import decide
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.observing import observe
 from onnxfold.pipeline.proofs import of_scaled_streams
-from onnxfold.pipeline.stream_ranges import measure_ranges
 from tests.passes.basis.wide_streams import FEEDS, WIDE
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -29,7 +29,7 @@ def carried_out(
     model: onnx.ModelProto, change: Callable[[ScaledStream], ScaledStream]
 ) -> tuple[onnx.ModelProto, ProofOutcome]:
     before = prepare(ir.from_proto(model)).info
-    plan = decide(before, SETTINGS, measure_ranges)
+    plan = decide(before, SETTINGS, observe)
     first, *others = plan.streams
     plan = ScalePlan((change(first), *others))
     edit = Editor(before, copy=True)

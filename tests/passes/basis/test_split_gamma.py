@@ -20,6 +20,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.split_gamma import GammaSplit, SplitPlan, apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.observing import observe
 from onnxfold.pipeline.proofs import of_split_gammas
 from tests.builders import Array, post_norm_model, pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, WORDS, Builder
@@ -134,7 +135,7 @@ def test_a_forgotten_part_is_seen_and_refused(
     before = prepare(ir.from_proto(model)).info
     settings = Settings(split_gamma=0.5)
     for changed, wrong in ((change, True), (lambda each: each, False)):
-        plan = SplitPlan(tuple(map(changed, decide(before, settings).splits)))
+        plan = SplitPlan(tuple(map(changed, decide(before, settings, observe).splits)))
         edit = Editor(before, copy=True)
         apply(edit, plan, settings)
         shown = of_split_gammas(before, ModelInfo(edit.model), plan)
