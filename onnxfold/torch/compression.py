@@ -49,14 +49,16 @@ class CRMSNorm(nn.Module):
         made = CRMSNorm(norm.normalized_shape[0], norm.eps)
         made._parameters = norm._parameters
         made._replaced = (norm,)  # not a module of this one: its state is here
-        return made.train(norm.training)
+        made.train(norm.training)
+        return made
 
     def restored(self) -> RMSNorm:
         """Return the norm in whose place this one is; UsageError where it is in none's."""
         if not self._replaced:
             raise UsageError("this CRMSNorm was made as one: there is no RMSNorm to go back to")
         (norm,) = self._replaced
-        return norm.train(self.training)
+        norm.train(self.training)
+        return norm
 
     def forward(self, v: Tensor) -> Tensor:
         x = torch.cat([v, -v.sum(-1, keepdim=True)], -1)
