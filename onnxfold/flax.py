@@ -8,8 +8,13 @@ Source: "Enjoy your Layer Normalization ...", section 3.2 and Proposition 2.
 
 from typing import Any
 
+try:
+    from flax import nnx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "onnxfold.flax needs Flax: pip install 'onnxfold[flax]'", name="flax"
+    ) from error
 import jax
-from flax import nnx
 from jax import numpy as jnp
 
 

@@ -8,7 +8,12 @@ Source: "Enjoy your Layer Normalization ...", section 3.2 and Proposition 2.
 
 from typing import Any
 
-import keras
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "onnxfold.keras needs Keras 3: pip install 'onnxfold[keras]'", name="keras"
+    ) from error
 from keras import ops
 
 
