@@ -1,4 +1,4 @@
-"""The Transformer of the experiments: pre-LN blocks with dropout, causal or not."""
+"""The Transformer of the experiments: pre-LN or post-LN blocks with dropout, causal or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["Shape", "Transformer"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Transformer; ``outputs`` of its head for each token, or for each text."""
+    """The sizes of a Transformer; ``outputs`` of its head for each token, or for each text.
+
+    ``post``: norms behind the residual sums, as in BERT, and none at the end.
+    """
 
     words: int
     outputs: int
@@ -24,26 +27,37 @@ class Shape:
     dropout: float = 0.0
     causal: bool = True
     pooled: bool = False
+    post: bool = False
 
 
 class Block(nn.Module):
-    """x + Attention(norm(x)), then x + MLP(norm(x)), with dropout behind both."""
+    """x + Attention(norm(x)), then x + MLP(norm(x)), with dropout behind both.
+
+    Post-LN: norm(x + Attention(x)), then norm(x + MLP(x)).
+    """
 
     def __init__(self, shape: Shape):
         super().__init__()
         width = shape.width
-        self.heads, self.causal = shape.heads, shape.causal
+        self.heads, self.causal, self.post = shape.heads, shape.causal, shape.post
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.read, self.write = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.drop1, self.drop2 = nn.Dropout(shape.dropout), nn.Dropout(shape.dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.read(self.norm1(x)).unflatten(-1, (3, self.heads, -1))
+        if self.post:
+            x = self.norm1(x + self.drop1(self._attention(x)))
+            return self.norm2(x + self.drop2(self.down(functional.gelu(self.up(x)))))
+        x = x + self.drop1(self._attention(self.norm1(x)))
+        return x + self.drop2(self.down(functional.gelu(self.up(self.norm2(x)))))
+
+    def _attention(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.read(x).unflatten(-1, (3, self.heads, -1))
         q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        x = x + self.drop1(self.write(mixed.transpose(1, 2).flatten(2)))
-        return x + self.drop2(self.down(functional.gelu(self.up(self.norm2(x)))))
+        written: torch.Tensor = self.write(mixed.transpose(1, 2).flatten(2))
+        return written
 
 
 class Transformer(nn.Module):
@@ -56,7 +70,7 @@ class Transformer(nn.Module):
         self.places = nn.Embedding(shape.tokens, shape.width)
         self.drop = nn.Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
+        self.norm = nn.Identity() if shape.post else nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, shape.outputs)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,8 @@ _ORDER = (
     "api",
     "checkpoint",
     "torch",
+    "flax",
+    "keras",
     "serving",
     "cli",
     "__main__",

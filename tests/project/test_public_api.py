@@ -13,7 +13,10 @@ from onnxfold import api
 from tests.project.test_readme import ROOT
 
 # These import a package of an extra when they are loaded (test_host.py, tests/training).
-_APART = ("onnxfold.__main__", "onnxfold.serving.host", "onnxfold.torch")
+_APART = (
+    *("onnxfold.__main__", "onnxfold.serving.host"),
+    *("onnxfold.torch", "onnxfold.flax", "onnxfold.keras"),
+)
 _NAMES = sorted(
     info.name
     for info in pkgutil.walk_packages(onnxfold.__path__, "onnxfold.")

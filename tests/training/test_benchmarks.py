@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is missing: make test-training instal
 pytest.importorskip("sklearn", reason="scikit-learn is missing: make test-training installs it")
 
 from benchmarks.rows import RESULTS, read
-from benchmarks.training import centring, data, language, proposition2, step_time
+from benchmarks.training import centring, data, inexact, language, proposition2, step_time
 
 
 def test_centred_weights_train_as_layer_norm_does(
@@ -67,6 +67,26 @@ def test_depths_write_a_row_for_every_norm(tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "rows.csv"
     assert centring.main(["--scale", "tiny", "--seeds", "1", "--out", str(out)]) == 0
     assert [int(row["at"]) for row in read(out)] == [*range(3), *range(3), *range(4), *range(4)]
+
+
+def test_inexact_trainings_write_a_row_for_each_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.csv"
+    words = ["--scale", "tiny", "--seeds", "1", "--out", str(out)]
+    assert inexact.main([*words, "--tasks", "translation", "digits, post-LN"]) == 0
+    rows = {(row["task"], row["variant"], row["step"]): row for row in read(out)}
+    assert len(rows) == 2 * 2 * len(inexact.VARIANTS)
+    losses = {name: float(rows["translation", name, "2"]["loss"]) for name in inexact.VARIANTS}
+    # The mean of two losses of size 5 in float32, and of 5 digits.
+    assert abs(losses["layer_norm"] - losses["recentre"]) <= 1e-4
+    assert abs(losses["layer_norm"] - losses["keep"]) > 1e-4, "dropout leaves a mean"
+    folded = {name: row["folded_norms"] for (task, name, _), row in rows.items() if "," not in task}
+    assert folded == dict.fromkeys(inexact.VARIANTS, "3") | {"layer_norm": "0", "rms_norm": "0"}
+    forced = rows["digits, post-LN", "keep", "2"]
+    assert (forced["norms"], forced["folded_norms"], forced["forced_norms"]) == ("2", "0", "2")
+    assert "translation keep: 3 folded, 0 forced of 3" in capsys.readouterr().out
+    assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("name", ["proposition2", "step_time"])

@@ -1,0 +1,356 @@
+"""Trains where RMSNorm is not the LayerNorm of the model: with dropout, and where no norm folds.
+
+    python -m benchmarks.training.inexact [--scale small|full] [--seeds 5] [--out ...csv]
+
+Sections 5.3, 5.4 and H of "Enjoy your Layer Normalization ...".  Small Transformers that learn, on
+digits, categories of the Brown corpus, its characters, and a language that is made up here, with
+dropout of 0.1 between the linear layers and the norms.  Post-LN is the same on digits, of which no
+norm folds.  From the same weights, on the same batches, with the same dropout masks:
+
+* ``layer_norm``; ``rms_norm`` in its place with gamma and beta, so that centring alone differs;
+* ``keep``: centred weights and RMSNorm, where the dropout leaves a mean (fold, dropout="keep");
+* ``recentre``: the same, with the mean taken out of the dropout's output;
+* ``converted``: LayerNorm for half of the steps, then folded, baked, and trained on as RMSNorm.
+
+Norms that do not fold are forced (inexact=True).  A row is a model at a step; ``score``: accuracy,
+share of sentences that are all right, or perplexity.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.rows import Conditions, conditions, write
+from benchmarks.training import data
+from benchmarks.training.figures import draw
+from benchmarks.training.together import LAYER_NORM, RMS_NORM, options
+from benchmarks.training.transformer import Shape, Transformer
+from onnxfold.torch import RMSNorm, bake, fold
+
+KEEP, RECENTRE, CONVERTED = "keep", "recentre", "converted"
+VARIANTS = (LAYER_NORM, RMS_NORM, KEEP, RECENTRE, CONVERTED)
+WIDTHS, LAYERS = {"tiny": 8, "small": 32, "full": 512}, {"tiny": 1, "small": 2, "full": 6}
+STEPS = {
+    "digits": {"tiny": 2, "small": 300, "full": 5000},
+    "digits, post-LN": {"tiny": 2, "small": 300, "full": 5000},
+    "categories": {"tiny": 2, "small": 200, "full": 20000},
+    "translation": {"tiny": 2, "small": 700, "full": 20000},
+    "characters": {"tiny": 2, "small": 300, "full": 50000},
+}
+RATE, DROPOUT, POINTS, HELD_OUT, TOKENS, IGNORED = 2e-3, 0.1, 10, 360, 64, -100
+CATEGORIES = ("government", "learned", "news", "romance")
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InexactRow(Conditions):
+    """A model at a step: ``loss`` of the steps since the last row, the rest on held-out data."""
+
+    torch: str
+    task: str
+    variant: str
+    seed: int
+    step: int
+    norms: int
+    folded_norms: int
+    forced_norms: int
+    loss: float
+    held_out_loss: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task: how its model is made, its examples with the held-out ones first, its score."""
+
+    name: str
+    shape: Shape
+    inputs: torch.Tensor
+    wanted: torch.Tensor
+    batch: int
+    score: Callable[[torch.Tensor, torch.Tensor], float]
+    rows_of: int = 0  # a row of so many numbers in the place of a token
+
+    def model(self) -> nn.Module:
+        made = Transformer(self.shape)
+        if self.rows_of:
+            setattr(made, "table", nn.Linear(self.rows_of, self.shape.width))  # noqa: B010
+        return made
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        logits = model(batch[0])
+        return functional.cross_entropy(
+            logits.flatten(0, -2), batch[1].flatten(), ignore_index=IGNORED
+        )
+
+    def batches(self, steps: int) -> Iterator[Batch]:
+        for _ in range(steps):
+            chosen = torch.randint(HELD_OUT, len(self.inputs), (self.batch,))
+            yield self.inputs[chosen], self.wanted[chosen]
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module) -> tuple[float, float]:
+        model.eval()
+        logits, wanted = model(self.inputs[:HELD_OUT]), self.wanted[:HELD_OUT]
+        loss = float(
+            functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED)
+        )
+        model.train()
+        return loss, self.score(logits, wanted)
+
+
+def accuracy(logits: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((logits.argmax(-1) == wanted).float().mean())
+
+
+def sentences(logits: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the share of sentences of which greedy decoding gets every word right."""
+    right = (logits.argmax(-1) == wanted) | (wanted == IGNORED)
+    return float(right.all(1).float().mean())
+
+
+def perplexity(logits: torch.Tensor, wanted: torch.Tensor) -> float:
+    return math.exp(functional.cross_entropy(logits.flatten(0, -2), wanted.flatten()))
+
+
+def digits(scale: str, *, post: bool = False) -> Task:
+    images, labels = data.digits()
+    shape = Shape(
+        1,
+        10,
+        8,
+        WIDTHS[scale],
+        LAYERS[scale],
+        dropout=DROPOUT,
+        causal=False,
+        pooled=True,
+        post=post,
+    )
+    name = "digits, post-LN" if post else "digits"
+    return Task(name, shape, images, labels, 96, accuracy, rows_of=8)
+
+
+def categories(scale: str, cache: Path) -> Task:
+    """Return pieces of 64 words and which of four categories they are of."""
+    texts = data.brown(cache)
+    examples = []
+    for number, category in enumerate(c for c in CATEGORIES if c in texts):
+        for text in texts[category]:
+            words = text.lower().split()
+            parts = range(0, len(words) - TOKENS + 1, TOKENS)
+            examples += [(words[start : start + TOKENS], number) for start in parts]
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)).tolist()
+    vocabulary = data.Vocabulary([words for words, _ in examples], 2000)
+    tokens = torch.tensor([vocabulary.encode(examples[at][0]) for at in order])
+    labels = torch.tensor([examples[at][1] for at in order])
+    width, layers = WIDTHS[scale], LAYERS[scale]
+    shape = Shape(
+        len(vocabulary), len(CATEGORIES), TOKENS, width, layers,
+        dropout=DROPOUT, causal=False, pooled=True,
+    )  # fmt: skip
+    return Task("categories", shape, tokens, labels, 32, accuracy)
+
+
+def translation(scale: str) -> Task:
+    """Return sentences of two languages: adjective noun verb adjective noun, and a tense.
+
+    The other language has nouns before adjectives, which agree with their gender, and the verb at
+    the end, by the tense and the gender of its subject.
+    """
+    generator = torch.Generator().manual_seed(0)
+    nouns, verbs, adjectives, count = 12, 8, 8, 20000
+
+    def drawn(most: int) -> torch.Tensor:
+        return torch.randint(most, (count,), generator=generator)
+
+    a1, n1, v, a2, n2, tense = map(drawn, (adjectives, nouns, verbs, adjectives, nouns, 2))
+    gender = torch.arange(nouns) % 2
+    starts = [0, adjectives, adjectives + nouns, adjectives + nouns + verbs]
+    source = [a1, starts[1] + n1, starts[2] + v, a2, starts[1] + n2, starts[3] + tense]
+    base = starts[3] + 2
+    forms = 2 * adjectives
+    target = [
+        base + n1,
+        base + nouns + 2 * a1 + gender[n1],
+        base + n2,
+        base + nouns + 2 * a2 + gender[n2],
+        base + nouns + forms + 4 * v + 2 * tense + gender[n1],
+    ]
+    middle, end = base + nouns + forms + 4 * verbs, base + nouns + forms + 4 * verbs + 1
+    fill = [torch.full((count,), word) for word in (middle, end)]
+    rows = torch.stack([*source, fill[0], *target, fill[1]], 1)
+    wanted = rows[:, 1:].clone()
+    wanted[:, : len(source)] = IGNORED
+    shape = Shape(end + 1, end + 1, rows.shape[1], WIDTHS[scale], LAYERS[scale], dropout=DROPOUT)
+    return Task("translation", shape, rows[:, :-1], wanted, 64, sentences)
+
+
+def characters(scale: str, cache: Path) -> Task:
+    texts = data.brown(cache)
+    joined = "\n".join(text for part in texts.values() for text in part).encode("ascii", "replace")
+    rows = torch.tensor(list(joined[: len(joined) // (TOKENS + 1) * (TOKENS + 1)]))
+    rows = rows.reshape(-1, TOKENS + 1)
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
+    shape = Shape(128, 128, TOKENS, WIDTHS[scale], LAYERS[scale], dropout=DROPOUT)
+    return Task("characters", shape, rows[:, :-1], rows[:, 1:], 16, perplexity)
+
+
+def with_betas(model: nn.Module) -> nn.Module:
+    """Put RMSNorm in the place of every LayerNorm of a model, with its gamma and beta."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.LayerNorm):
+                setattr(parent, name, RMSNorm.of(child))
+    return model
+
+
+class Folds:
+    """The folded form of a task's model, worked out once for every seed."""
+
+    def __init__(self, task: Task):
+        self._forms: dict[str, nn.Module] = {}
+        self.counts: dict[str, tuple[int, int]] = {}
+        for dropout in (KEEP, RECENTRE):
+            made = task.model()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the exporter's, and that it is inexact
+                report = fold(made, (task.inputs[:2],), dropout=dropout, inexact=True)
+            self._forms[dropout] = made
+            self.counts[dropout] = len(report.folded), len(report.inexact)
+
+    def of(self, model: nn.Module, dropout: str) -> nn.Module:
+        """Return the folded form with the weights of a model that is not folded."""
+        made = copy.deepcopy(self._forms[dropout])
+        known = made.state_dict()
+
+        def placed(name: str) -> str:
+            module, _, tensor = name.rpartition(".")
+            inner = f"{module}.parametrizations.{tensor}.original"
+            return name if name in known else inner
+
+        made.load_state_dict({placed(name): value for name, value in model.state_dict().items()})
+        return made
+
+
+def trained(task: Task, seed: int, folds: Folds, scale: str) -> list[InexactRow]:
+    """Train all variants from one seed, side by side."""
+    torch.manual_seed(seed)
+    model, steps = task.model(), STEPS[task.name][scale]
+    models = {
+        LAYER_NORM: model,
+        RMS_NORM: with_betas(copy.deepcopy(model)),
+        KEEP: folds.of(model, KEEP),
+        RECENTRE: folds.of(model, RECENTRE),
+        CONVERTED: copy.deepcopy(model),
+    }
+    norms = sum(isinstance(module, nn.LayerNorm) for module in model.modules())
+    optimizers = {name: _adam(each) for name, each in models.items()}
+    losses: dict[str, list[float]] = {name: [] for name in models}
+    rows = []
+    for step, batch in enumerate(task.batches(steps), 1):
+        for name, each in models.items():
+            torch.manual_seed(step)
+            optimizers[name].zero_grad()
+            loss = task.loss(each, batch)
+            loss.backward()
+            optimizers[name].step()
+            losses[name].append(float(loss.detach()))
+        torch.manual_seed(seed * steps + step)
+        if step == steps // 2:
+            models[CONVERTED] = bake(folds.of(models[CONVERTED], KEEP))
+            optimizers[CONVERTED] = _adam(models[CONVERTED])
+        if step % max(steps // POINTS, 1) == 0:
+            for name, each in models.items():
+                folded, forced = folds.counts[RECENTRE if name == RECENTRE else KEEP]
+                exact = name in (LAYER_NORM, RMS_NORM)
+                held_out, score = task.measure(each)
+                rows.append(
+                    InexactRow(
+                        **conditions(),
+                        torch=torch.__version__,
+                        task=task.name,
+                        variant=name,
+                        seed=seed,
+                        step=step,
+                        norms=norms,
+                        folded_norms=0 if exact else folded,
+                        forced_norms=norms if name == RMS_NORM else 0 if exact else forced,
+                        loss=round(mean(losses[name]), 5),
+                        held_out_loss=round(held_out, 5),
+                        score=round(score, 5),
+                    )
+                )
+                losses[name].clear()
+    return rows
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=RATE)
+
+
+def _figure(rows: Sequence[InexactRow], path: Path) -> None:
+    panels = []
+    for task in dict.fromkeys(row.task for row in rows):
+        lines = {}
+        for variant in VARIANTS:
+            chosen = [row for row in rows if (row.task, row.variant) == (task, variant)]
+            steps = list(dict.fromkeys(row.step for row in chosen))
+            means = [mean(r.held_out_loss for r in chosen if r.step == step) for step in steps]
+            lines[variant] = (steps, means)
+        panels.append((f"{task}: held-out loss", lines))
+    draw(path, "step", panels)
+
+
+def _say(rows: Sequence[InexactRow]) -> None:
+    last = max(row.step for row in rows)
+    for variant in VARIANTS:
+        found = [row for row in rows if row.variant == variant and row.step == last]
+        scores, losses = [row.score for row in found], [row.held_out_loss for row in found]
+        spread = stdev(scores) if len(scores) > 1 else 0.0
+        print(
+            f"{found[0].task} {variant}: {found[0].folded_norms} folded, {found[0].forced_norms} "
+            f"forced of {found[0].norms}; loss {mean(losses):.4f}, score {mean(scores):.4f} "
+            f"± {spread:.4f}",
+            flush=True,
+        )
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = options("inexact", __doc__, 5)
+    parser.add_argument("--tasks", nargs="+", choices=list(STEPS), default=list(STEPS))
+    given = parser.parse_args(words)
+    torch.set_num_threads(1)
+    cache = given.data or data.CACHE
+    makers: dict[str, Callable[[], Task]] = {
+        "digits": lambda: digits(given.scale),
+        "digits, post-LN": lambda: digits(given.scale, post=True),
+        "categories": lambda: categories(given.scale, cache),
+        "translation": lambda: translation(given.scale),
+        "characters": lambda: characters(given.scale, cache),
+    }
+    rows: list[InexactRow] = []
+    for name in given.tasks:
+        task = makers[name]()
+        folds = Folds(task)
+        found = [
+            row for seed in range(given.seeds) for row in trained(task, seed, folds, given.scale)
+        ]
+        _say(found)
+        rows += found
+        write(given.out, rows)
+        _figure(rows, given.out.with_suffix(".svg"))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
