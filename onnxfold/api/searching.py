@@ -44,10 +44,10 @@ def tune(  # noqa: PLR0913  # each is an option of the command line
     """Try chains of tools, check each result against a float64 run, and write the fastest.
 
     The options are the fields of :class:`onnxfold.tuning.options.TuneOptions`, and ``precision``:
-    "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget; several may be
-    given.  Raises VerificationError where nothing of what was asked for is right (then nothing is
-    written, and its ``result`` has every candidate), UsageError for options that make no sense,
-    ModelError for a model that no session takes.
+    "fp32" keeps the model's own; "fp16", "bf16", "int8" and "int4" have an error budget; several
+    may be given.  Raises VerificationError where nothing of what was asked for is right (then
+    nothing is written, and its ``result`` has every candidate), UsageError for options that make no
+    sense, ModelError for a model that no session takes.
     """
     from onnxfold.tuning import tuner as tuning
     from onnxfold.tuning.options import tune_options

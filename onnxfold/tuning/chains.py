@@ -97,6 +97,7 @@ _REDUCED: Mapping[Device, str] = {
 # The reducing steps of a precision; those after the first are tried with the first few chains.
 _REDUCING: Mapping[TargetPrecision, Chain] = {
     TargetPrecision.FP16: ("fp16",),
+    TargetPrecision.BF16: ("bf16",),
     TargetPrecision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
     TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }
