@@ -76,6 +76,7 @@ _REDUCED: Mapping[Device, str] = {
         optimizer > fold-ort > *
         unflatten > untie > fusions > optimizer > fold-ort > *
         unflatten > untie > fusions > *
+        unflatten > fusions > optimizer > untie > *
         slim > fold-kernels > *
         slim > *
         fold-kernels > *
