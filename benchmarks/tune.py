@@ -13,6 +13,10 @@ where a session takes them. ``--sequence gpt2=128`` gives one model another sequ
 ``--inputs decoder=ids:1,1 decoder=past.0.key:1,12,128,64`` all that it needs. Truth and outputs of
 a language model are as large as its vocabulary.
 
+``--exhaustive S`` then times every right candidate for S seconds more, and appends to
+benchmarks/results/tune_exhaustive.csv how near the winner is to the best; give ``--case`` enough
+that nothing is cut off.
+
 Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
 export; the budget is divided among the exports that are left, and the winners come last.  An
 interruption ends the export at hand, with the rows that it has, and the program.
@@ -35,6 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 import onnxfold
+from benchmarks.exhaustive import against_best
 from benchmarks.gpu import BUDGET, Budget, device_named, failed
 from benchmarks.rows import RESULTS, Conditions, append, conditions
 from models import skeleton
@@ -139,9 +144,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--case", type=float, default=600.0, help="seconds of one export, at most")
     parser.add_argument("--chains", nargs="+", default=[], help="these alone, not those of tune")
+    parser.add_argument(
+        "--exhaustive",
+        type=float,
+        metavar="S",
+        help="seconds for all candidates in turns, on a CPU",
+    )
     parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
     parser.add_argument("--reports", type=Path, help="folder for the report of every export")
     parser.add_argument("--out", type=Path, help="default: tune.csv or gpu_tune.csv in results")
+    parser.add_argument("--out-exhaustive", type=Path, help="default: tune_exhaustive.csv there")
     return parser
 
 
@@ -170,6 +182,7 @@ def _tuned(
         inputs = inputs or [_first_input(source, batch, sequence)]
         batch, *others = map(int, inputs[0].rpartition(":")[2].split(","))
         sequence = others[0] if len(others) == 1 else 0
+        kept = Path(scratch, "kept") if options.exhaustive else None
         try:
             result = onnxfold.tune(
                 source,
@@ -181,24 +194,28 @@ def _tuned(
                 chains=tuple(options.chains),
                 jobs=options.jobs,
                 budget=seconds,
+                keep_candidates=kept,
             )
         except TuneFailed as error:  # with a row for everything that was wrong
             failed(f"{name} {dtype}", error)
             result = error.result
+        about = {
+            "onnxruntime": ort.__version__,
+            "model": name,
+            "dtype": dtype,
+            "batch": batch,
+            "sequence": sequence,
+            **conditions(),
+        }
+        if kept is not None and result.winner is not None:
+            row = against_best(result, source, kept, inputs, options.exhaustive, about)
+            append(options.out_exhaustive or RESULTS / "tune_exhaustive.csv", [row])
+            print(f"{row.winner}: {row.of_best:.3f} of {row.best}", flush=True)
     if options.reports is not None:
         options.reports.mkdir(parents=True, exist_ok=True)
         document = json.dumps(result.report, indent=1)
         (options.reports / f"{name}-{dtype}.json").write_text(document, encoding="utf-8")
-    about = {
-        "onnxruntime": ort.__version__,
-        "device": device_named(options.device),
-        "model": name,
-        "dtype": dtype,
-        "batch": batch,
-        "sequence": sequence,
-        "samples": options.samples,
-        **conditions(),
-    }
+    about |= {"device": device_named(options.device), "samples": options.samples}
     return [_row(about, candidate, result) for candidate in result.candidates]
 
 

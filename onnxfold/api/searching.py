@@ -46,10 +46,10 @@ def tune(  # noqa: PLR0913  # each is an option of the command line
     """Try chains of tools, check each result against a float64 run, and write the fastest.
 
     The options are the fields of :class:`onnxfold.tuning.options.TuneOptions`, and ``precision``:
-    "fp32" keeps the model's own; "fp16", "int8" and "int4" have an error budget; several may be
-    given. Raises VerificationError if no requested candidate is correct (then nothing is written,
-    and its ``result`` has every candidate), UsageError for invalid options, ModelError for a model
-    that no session accepts.
+    "fp32" keeps the model's own; "fp16", "bf16", "int8" and "int4" have an error budget; several
+    may be given. Raises VerificationError if no requested candidate is correct (then nothing is
+    written, and its ``result`` has every candidate), UsageError for invalid options, ModelError for
+    a model that no session accepts.
     """
     from onnxfold.tuning import tuner as tuning
     from onnxfold.tuning.options import tune_options

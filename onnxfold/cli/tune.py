@@ -35,7 +35,7 @@ def tune(
     precision: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="fp32|fp16|int8|int4",
+            metavar="fp32|fp16|bf16|int8|int4",
             help="What the model may become; repeat for several. **fp32**, the default, keeps the "
             "precision of IN; the others have an error budget.",
         ),

@@ -350,6 +350,11 @@ def make_input(value: ir.Value) -> None:
         graph.inputs.append(value)
 
 
+def retype(value: ir.Value, dtype: ir.DataType) -> None:
+    """Give a value another element type."""
+    value.type = ir.TensorType(dtype)
+
+
 def inherit(old: ir.Value, new: ir.Value) -> None:
     """Give a value the name and type of the one that it replaces."""
     new.shape, new.type = old.shape, old.type

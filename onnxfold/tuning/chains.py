@@ -75,6 +75,7 @@ _REDUCED: Mapping[Device, str] = {
         optimizer > fold-ort > *
         unflatten > untie > fusions > optimizer > fold-ort > *
         unflatten > untie > fusions > *
+        unflatten > fusions > optimizer > untie > *
         slim > fold-kernels > *
         slim > *
         fold-kernels > *
@@ -96,6 +97,7 @@ _REDUCED: Mapping[Device, str] = {
 # The reducing steps of a precision; those after the first are tried with the first few chains.
 _REDUCING: Mapping[TargetPrecision, Chain] = {
     TargetPrecision.FP16: ("fp16",),
+    TargetPrecision.BF16: ("bf16",),
     TargetPrecision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
     TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }

@@ -28,6 +28,7 @@ class TargetPrecision(StrEnum):
 
     FP32 = "fp32"
     FP16 = "fp16"
+    BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
 
@@ -78,6 +79,8 @@ class TuneOptions:
         bytes_of(self.memory)
         if not self.precisions:
             raise UsageError("--precision names no precision")
+        if TargetPrecision.BF16 in self.precisions and self.device is not Device.CUDA:
+            raise UsageError("--precision bf16 is for GPUs: name --device cuda with it")
 
     @property
     def providers(self) -> tuple[str, ...]:

@@ -200,6 +200,10 @@ class Half(ToolStep):
     takes_exclusions = True
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
+        _write(self._converted(source, context), output)
+
+    def _converted(self, source: Path, context: Context) -> ir.Model:
+        """Return the model in float16, its nodes in order, which they need not be."""
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
         model = onnx.load(source)
@@ -209,7 +213,24 @@ class Half(ToolStep):
             disable_shape_infer=_bytes_of(model.graph) > _EMBEDDED_BYTES,
             node_block_list=list(context.exclude) or None,
         )
-        _write_sorted(made, output)
+        converted: ir.Model = ir.from_proto(made)
+        converted.graph.sort()
+        return converted
+
+
+class Brain(Half):
+    """Bfloat16 where the float16 converter writes float16; inputs and outputs keep their types."""
+
+    name, precision = "bf16", TargetPrecision.BF16
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        from onnxfold.tuning.bfloat16 import as_bfloat16, check_float32
+
+        model = model_io.load(source)
+        check_float32(model)
+        made = self._converted(source, context)
+        as_bfloat16(made, model)
+        _write(made, output)
 
 
 class DynamicInt8(ToolStep):
@@ -317,6 +338,7 @@ STEPS: Mapping[str, ToolStep] = {
         ScaleStreams(),
         Rotate(),
         Half(),
+        Brain(),
         DynamicInt8(),
         ChannelInt8(),
         StaticInt8(),
@@ -345,13 +367,6 @@ def _write(model: ir.Model, output: Path) -> None:
 
 def _write_proto(model: onnx.ModelProto, output: Path) -> None:
     _write(ir.from_proto(model), output)
-
-
-def _write_sorted(model: onnx.ModelProto, output: Path) -> None:
-    """Write a model whose nodes may be out of order, as after the float16 converter."""
-    made = ir.from_proto(model)
-    made.graph.sort()
-    _write(made, output)
 
 
 def _bytes_of(graph: onnx.GraphProto) -> int:

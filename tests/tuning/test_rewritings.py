@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnx.printer
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -151,3 +152,28 @@ def test_an_unsound_rewriting_is_not_proved() -> None:
     tied = ir.from_proto(_model(_TIED, "int64[2,3] i"))
     with pytest.raises(NotRewritten, match="'t_stored' is not the transpose of 'wt'"):
         rewritten(tied, _with_a_wrong_copy, tied_again)
+
+
+_FUSED = (
+    """y = com.microsoft.FusedMatMul <alpha = {alpha}, transA = 0, transB = {turned}> (x, {w})"""
+)
+
+
+def _fused(alpha: float, turned: int, w: str) -> onnx.ModelProto:
+    body = _FUSED.format(alpha=alpha, turned=turned, w=w)
+    text = onnx.printer.to_text(_model("y = MatMul (x, w)", "float[2,3,4] x"))
+    text = text.replace("y = MatMul (x, w)", body)
+    text = text.replace('["" : 18]', '["" : 18, "com.microsoft" : 1]')
+    return onnx.parser.parse_model(text)
+
+
+def test_a_fused_product_that_turns_its_weight_becomes_a_plain_one_for_quantizers() -> None:
+    model = _fused(1.0, 1, "wt")
+    made = ir.to_proto(rewritten(ir.from_proto(model), untie, tied_again))
+    assert [node.op_type for node in made.graph.node] == ["MatMul"]
+    np.testing.assert_allclose(_outputs(made), _outputs(model), rtol=0, atol=_ROUNDING)
+
+
+@pytest.mark.parametrize(("alpha", "turned", "w"), [(0.5, 1, "wt"), (1.0, 0, "w")])
+def test_other_fused_products_stay(alpha: float, turned: int, w: str) -> None:
+    assert untie(ir.from_proto(_fused(alpha, turned, w))) == 0
