@@ -30,10 +30,10 @@ def random_graph(seed: int) -> RandomGraph:
     rng = random.Random(seed)  # noqa: S311 # no secret
     if seed % 8 == 5:
         return projection_graph(rng)
-    if seed % 16 == 15:
-        return gated_graph(rng)
     if seed % 8 == 3:
         return chain_graph(rng)
     if seed % 8 == 1:
         return merged_graph(rng)
-    return stream_graph(rng) if rng.random() < 0.5 else sampled_graph(rng)
+    if rng.random() < 0.5:
+        return gated_graph(rng) if seed % 4 == 2 else stream_graph(rng)
+    return sampled_graph(rng)
