@@ -193,5 +193,5 @@ class _Bits:
         """
         if self._in_doubt and self._largest:
             raise WeightOverflowError(
-                "is so small that float16 has too few bits for its centred values"
+                "is so small that float16 has too few bits for its centered values"
             )

@@ -52,7 +52,7 @@ _OWN: dict[str, dict[str, Any]] = {
 _WEIGHTLESS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "mixtral"), 5),
     **dict.fromkeys(("gpt2", "opt", "starcoder2", "gpt_neox"), 4),
-    "gptj": 1,  # its queries have no bias for beta, its head has
+    "gptj": 1,  # its queries lack a bias for beta, its head has one
     "phi": 3,
     "stablelm": 0,
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
@@ -103,7 +103,7 @@ def rms(values: torch.Tensor) -> float:
 
 
 def errors(model: torch.nn.Module, folder: Path) -> tuple[float, float]:
-    """The errors of a model and of the checkpoint made of it, both against the model in float64."""
+    """Return the errors of a model and of its folded checkpoint against the float64 model."""
     truth = exact(model)
     return rms(logits(model) - truth), rms(logits(loaded(folder)) - truth)
 

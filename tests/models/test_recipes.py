@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 @dataclass(frozen=True)
 class Expected:
-    """What folds, and the paper's two counts; the reasons for the rest stand in docs/recipes.md."""
+    """What folds, and the paper's two counts; docs/recipes.md has the reasons for the rest."""
 
     layer_norms: int
     foldable: int

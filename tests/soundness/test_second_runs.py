@@ -9,8 +9,8 @@ from tests.soundness.random_graphs import random_graph
 from tests.soundness.random_graphs.factors import factor_graph
 
 _GRAPHS, _GROUPS = 32, 4
-# What random graphs changed in a second run: of two parts of one weight that are centred along
-# other fibers, of norms that share a centring in half, of norms of constants that were deferred.
+# What random graphs changed in a second run: of two parts of one weight that are centered along
+# other fibers, of norms that share a centering in half, of norms of constants that were deferred.
 _FOUND = (17, 21, 23, 84)
 
 

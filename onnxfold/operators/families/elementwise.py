@@ -148,7 +148,7 @@ class Scaled:
         return refuse(
             RefusalCode.VARIES_ALONG_FIBER,
             node,
-            "multiplies or divides by what varies along the normalised elements",
+            "multiplies or divides by values that vary along the normalized elements",
         )
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:

@@ -256,9 +256,8 @@ class Concat:
         if rank is None:
             return unknown_shape(node)
         if axis % rank in fiber.axes:
-            return refuse(
-                RefusalCode.CONCAT_ALONG_FIBER, node, "joins tensors along the normalised elements"
-            )
+            sentence = "concatenates tensors along the normalized elements"
+            return refuse(RefusalCode.CONCAT_ALONG_FIBER, node, sentence)
         return Carried(tuple((index, fiber) for index in range(len(node.inputs))))
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:

@@ -52,5 +52,5 @@ def root_of(
         outer = rest[1]
     producer = producer_of(value)
     if producer is not None and facets.quantised(row_of(producer)):
-        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
+        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantized weight; fuse first")
     return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is not a constant")

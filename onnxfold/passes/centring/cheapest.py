@@ -236,7 +236,7 @@ def _reason(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal:
             break
     if obstacle is None:
         return Refusal(
-            RefusalCode.NOT_WORTH, "centring its input would cost more than it saves", ()
+            RefusalCode.NOT_WORTH, "centering its input would cost more than it saves", ()
         )
-    sentence = f"{obstacle.sentence}; an inserted centring would cost more than it saves"
+    sentence = f"{obstacle.sentence}; an inserted centering would cost more than it saves"
     return Refusal(obstacle.code, sentence, obstacle.nodes)

@@ -170,7 +170,7 @@ def writer_of(
         if value is None or node is None:
             break
         if (len(element_readers(value)) != 1 and value is not known) or value.is_graph_output():
-            return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
+            return refuse(RefusalCode.EXACT_READER, node, "has other readers of its result")
         if node.graph is not op.node.graph:
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
         if facets.takes_scale(row_of(node)):
@@ -233,14 +233,14 @@ def _before_cut(
     """Return the channels before a cut, and which of them belong to the part."""
     node = value.producer() or op.node
     if not only_part(view, value, cut):
-        return refuse(RefusalCode.EXACT_READER, node, "takes what others read as well")
+        return refuse(RefusalCode.EXACT_READER, node, "has an input with other readers")
     own = Channels.along([(cut.axis, cut.length)])
     if op.shift is not None and channels != own:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is split along other channels")
     if op.shift is None and (op.scale is None or bool(np.all(op.scale == 1))):
-        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has nothing to give to a part")
+        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has no constant for a part")
     if channels.digits and channels != own:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is split along other channels")
     start, length = cut.start, cut.length
     if part is not None and channels.digits:
         start, length = start + part[0], part[1]

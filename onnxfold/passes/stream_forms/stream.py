@@ -114,10 +114,10 @@ class StreamWalk:
         if known is not None:
             if known == point:
                 return None
-            return _broken(name, "is normalised along two fibers")
+            return _broken(name, "is normalized along two fibers")
         blocks = point.fiber.blocks
         if len(blocks) != 1 or not point.fiber.whole or blocks[0].size < 2:
-            return _broken(name, f"has its channels along {point.fiber}, no axis of their own")
+            return _broken(name, f"has its channels along {point.fiber}, not along a whole axis")
         self._seen[point.value] = point
         self._waiting.append(point)
         return None
@@ -166,7 +166,7 @@ class StreamWalk:
         """Return why a weight cannot omit a channel, or None."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' holds no floats"
+            sentence = f"'{name}' does not contain floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         if not is_centred_weight(tensor, point.fiber):
             sentence = f"weight '{name}' has a mean along {point.fiber}"

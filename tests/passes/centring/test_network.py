@@ -18,7 +18,7 @@ _NO = Refusal(RefusalCode.ACTIVATION, "nothing is known of it", ())
 
 
 def _random_graph(rng: random.Random) -> ZeroMeanGraph:
-    """Points in a row that carry earlier ones; what carries a point is told to it, as in a walk."""
+    """Points in a row that carry earlier ones; the carrier of a point is recorded, as in a walk."""
     points = [Point(ir.Value(name=f"v{i}"), _FIBER) for i in range(rng.randint(2, 12))]
     carried: dict[Point, tuple[Point, ...]] = {}
     kinds: dict[Point, str] = {}

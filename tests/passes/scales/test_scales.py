@@ -260,7 +260,7 @@ _BETA_ALONE = (
 
 @pytest.mark.parametrize("tail", ["Mul(n, eight)", "Div(n, eight)", "Mul(d3, n)"])
 def test_a_scale_becomes_the_gamma_that_a_norm_spelled_out_lacks(tail: str) -> None:
-    """Runtimes fuse it with a gamma of ones, of which a second run would make the same."""
+    """Runtimes fuse it with a gamma of ones, and a second run must make the same one."""
     before = scale_model(f"{_BETA_ALONE} y = {tail}", {"one": np.array(1.0)})
     done = absorb(before)
     assert [fusion.moved for fusion in done.fusions] == [True]
@@ -302,7 +302,7 @@ def test_a_wrong_weight_or_a_lost_bias_fails_the_proof(name: str) -> None:
 
 
 def test_a_proof_that_is_told_something_else_rests_on_the_numbers() -> None:
-    """What it is told is where to look; small weights it compares as they are."""
+    """A claim shows where to look; small weights it compares as they are."""
     model = scale_model(BIASED + "y = Mul(a, ls)")
     fusions = absorb(model).fusions
     assert applied(model, fusions, ()).proof.passed
