@@ -33,9 +33,10 @@ _TARGET = "kernels"  # which moves the most; the others leave what runtimes look
 class RecipeRow(Conditions):
     """Counts of one recipe.
 
-    ``split_foldable`` and ``split_insertions`` are the counts for ``--allow-split`` without a
-    limit. ``algorithm1`` and ``algorithm1_embed_centred`` are the paper's counts, of
-    ``layer_norms``. ``gammas`` and ``betas`` are those that all norms have.
+    ``split_foldable`` and ``split_insertions`` are those of ``--allow-split`` without a limit.
+    ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` are the paper's counts, of
+    ``layer_norms``.
+    ``gammas`` and ``betas`` are those that all norms have.
     """
 
     recipe: str
@@ -49,6 +50,7 @@ class RecipeRow(Conditions):
     split_insertions: int
     algorithm1: int
     algorithm1_embed_centred: int
+    d2: int
     gammas: int
     betas: int
     gamma_fused: int
@@ -91,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if path is None:
             print(f"{name:22} no export in {directory}")
             continue
-        document = onnxfold.inspect(path, target=_TARGET)
+        document = onnxfold.inspect(path, target=_TARGET, paper=True)
         rows.append(_counts(name, path, document))
         left += _left(name, document)
         affine += _affine(name, document)
@@ -126,6 +128,7 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
         split_insertions=split["inserted_centerings"],
         algorithm1=summary["algorithm1"],
         algorithm1_embed_centred=summary["algorithm1_embed_centred"],
+        d2=summary["d2"],
         gammas=sum("gamma" in norm["affine"] for norm in document["norms"]),
         betas=sum("beta" in norm["affine"] for norm in document["norms"]),
         gamma_fused=summary["gamma_fused"],

@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-writes laws.md, parity.md, recipes.md, refusals.md and the tables within README.md, theory.md and
-pipeline.md, each made in docs/pages/; a test fails when one is stale.
+writes laws.md, papers.md, parity.md, recipes.md, refusals.md and the tables within README.md,
+theory.md and pipeline.md, each made in docs/pages/; a test fails when one is stale.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from pages.operators import laws, refusals
+from pages.papers import papers
 from pages.parity import parity
 from pages.parts import with_budgets, with_chains, with_deferral, with_tables
+from pages.precision import with_precision
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
 from pages.tune import with_tune
@@ -42,7 +44,9 @@ def pages() -> dict[Path, str]:
     return {
         docs / "tune.md": with_tune((docs / "tune.md").read_text(encoding="utf-8")),
         pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
+        docs / "precision.md": with_precision((docs / "precision.md").read_text(encoding="utf-8")),
         docs / "laws.md": laws(),
+        docs / "papers.md": papers(),
         docs / "parity.md": parity(),
         docs / "recipes.md": recipes(rows, left, affine, timed),
         docs / "refusals.md": refusals(),

@@ -15,7 +15,13 @@ DEFAULT_NOISE_LIMIT = 4.0
 # Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
 # 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
 _THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
-_COUNTED = ("allow_split", "check", "rtol", "atol", "seed", "range_limit")
+DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
+_COUNTED = (
+    *("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin"),
+    *("drop_means", "max_error", "rotation_seed"),
+)
+ROTATIONS = ("hadamard", "random", "off")
+_MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -113,8 +119,14 @@ class Options:
     upstream of LayerNorms that ignore them; CRMS stores a stream of d - 1 channels only if
     ``multiple_of`` divides that, and passes as few to linear layers with ``change_readers``, which
     moves gamma and beta into them. ``defer_means``: deferral includes LayerNorms that keep their
-    mean, whose rounding grows with |mean| / std. ``check`` is the number of inputs that both models
-    are run on: 0 proves the result and runs nothing, None does neither.
+    mean, whose rounding grows with |mean| / std. ``drop_means``: LayerNorms that do not fold become
+    RMSNorms if their mean on ``data`` is at most that share of a vector's length, which is inexact;
+    ``max_error`` bounds the error. ``check`` is the number of inputs that both models are run on: 0
+    proves the result and runs nothing, None does neither. ``scale_streams``: streams are divided by
+    2^K, or (``"auto"``) by the power of two that leaves ``scale_margin`` bits below the largest
+    number of float16, also on ``data``. ``rotate``: streams and heads are multiplied by an
+    orthogonal matrix, drawn from ``rotation_seed``. ``split_gamma``: norms pass a part of gamma to
+    the linear layers after them, by this exponent or the best (``"auto"``).
     """
 
     target: Target = Target.ONNX
@@ -139,6 +151,8 @@ class Options:
     defer: Defer = Defer.OFF
     defer_means: bool = False
     range_limit: float = DEFAULT_RANGE_LIMIT
+    drop_means: float | None = None
+    max_error: float = DEFAULT_INEXACT_ERROR
     dry_run: bool = False
     force: bool = False
     fail_if_unchanged: bool = False
@@ -146,13 +160,52 @@ class Options:
     shift: int | None = None
     multiple_of: int = 1
     change_readers: bool = False
+    scale_streams: str | int = "off"
+    scale_margin: int = 3
+    data: str | os.PathLike[str] | None = None
+    rotate: str = "off"
+    rotation_seed: int = 0
+    split_gamma: str | float = "off"
 
     def __post_init__(self) -> None:
+        check_scale(self.scale_streams)
+        check_split(self.split_gamma)
+        if "off" not in (self.rotate, self.split_gamma):
+            raise UsageError("--rotate moves all of gamma: leave --split-gamma out")
+        if self.rotate not in ROTATIONS:
+            raise UsageError(f"--rotate takes {', '.join(ROTATIONS)}, not '{self.rotate}'")
         for name in _COUNTED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
+        if self.drop_means is not None and self.data is None:
+            raise UsageError("--drop-means measures means on data: add --data")
+        if self.data is not None and self.drop_means is None and self.scale_streams == "off":
+            raise UsageError("--data is for --scale-streams and --drop-means: add one of them")
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
+
+
+def check_scale(chosen: str | int) -> None:
+    """Raise UsageError for what is no choice of --scale-streams."""
+    known = str(chosen) in ("auto", "off")
+    number = str(chosen).isdecimal() and 1 <= int(chosen) <= _MOST_BITS
+    if not (known or number):
+        raise UsageError(
+            f"--scale-streams takes auto, off or a number of bits from 1 to {_MOST_BITS}, "
+            f"not '{chosen}'"
+        )
+
+
+def check_split(chosen: str | float) -> None:
+    """Raise UsageError for what is no choice of --split-gamma."""
+    if str(chosen) in ("auto", "off"):
+        return
+    try:
+        number = float(chosen)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise UsageError(f"--split-gamma takes auto, off or a number from 0 to 1, not '{chosen}'")
 
 
 def check_threads(name: str, count: int) -> None:

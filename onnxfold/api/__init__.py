@@ -3,7 +3,7 @@
 from onnxfold.api.comparing import bench, verify
 from onnxfold.api.looking import diff, inspect, measure
 from onnxfold.api.rewriting import convert, optimize
-from onnxfold.api.searching import tune
+from onnxfold.api.searching import rotate, tune
 
 __all__ = [
     "bench",
@@ -12,6 +12,7 @@ __all__ = [
     "inspect",
     "measure",
     "optimize",
+    "rotate",
     "tune",
     "verify",
 ]

@@ -46,11 +46,14 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
     defer_means: bool = False,
     fold: Folding | str = Folding.AUTO,
     nodes: bool = False,
+    paper: bool = False,
 ) -> Inspection:
     """Return the kind of every norm of a model, whether it folds, and otherwise why not.
 
     ``model`` is a path, an onnx.ModelProto, an onnx_ir.Model, a torch.onnx.ONNXProgram or an
-    onnx_graphsurgeon.Graph. ``nodes``: list every node too. Raises ModelError if it cannot be read.
+    onnx_graphsurgeon.Graph. ``nodes``: list every node too; ``paper``: count by the rules of a
+    paper too, as ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` of the summary. Raises
+    ModelError if it cannot be read.
     """
     source = open_source(model)
     settings = Settings(
@@ -61,6 +64,7 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
         defer=member(Defer, defer, f"defer '{defer}'"),
         defer_means=defer_means,
         fold=member(Folding, fold, f"fold '{fold}'"),
+        paper=paper,
     )
     with error_context(source):
         known = check_claims(source.model)

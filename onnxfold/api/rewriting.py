@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnxfold.api.known_names import suggesting
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
 from onnxfold.options import (
+    DEFAULT_INEXACT_ERROR,
     DEFAULT_NOISE_LIMIT,
     DEFAULT_RANGE_LIMIT,
     DEFAULT_SPLIT_BYTES,
@@ -65,6 +67,14 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     defer: Defer | str = Defer.OFF,
     defer_means: bool = False,
     range_limit: float = DEFAULT_RANGE_LIMIT,
+    scale_streams: str | int = "off",
+    scale_margin: int = 3,
+    drop_means: float | None = None,
+    data: str | os.PathLike[str] | None = None,
+    max_error: float = DEFAULT_INEXACT_ERROR,
+    rotate: str = "off",
+    rotation_seed: int = 0,
+    split_gamma: str | float = "off",
     dry_run: bool = False,
     force: bool = False,
     fail_if_unchanged: bool = False,
@@ -77,6 +87,10 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     onnx.ModelProto for a path; with it, it is the path that was written. The other arguments are
     the fields of :class:`Options` and the options of the command; ``inputs`` may also be an array
     or a shape for each input by name, ``{"ids": array, "mask": (1, 128)}``.
+
+    ``drop_means`` alone makes the result inexact, as the file's metadata then say: LayerNorms that
+    do not fold become RMSNorms if the mean of every vector that they read on ``data`` is at most
+    that share of its length; the relative error of the outputs may be ``max_error``.
 
     Raises VerificationError if the result does not compute the same function (then nothing is
     written), UsageError for invalid options, ModelError if the model cannot be read or written.
@@ -104,11 +118,21 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
         defer=defer,
         defer_means=defer_means,
         range_limit=range_limit,
+        scale_streams=scale_streams,
+        scale_margin=scale_margin,
+        drop_means=drop_means,
+        data=data,
+        max_error=max_error,
+        rotate=rotate,
+        rotation_seed=rotation_seed,
+        split_gamma=split_gamma,
         dry_run=dry_run,
         force=force,
         fail_if_unchanged=fail_if_unchanged,
     )
-    return _run(model, output, chosen, progress)
+    if chosen.drop_means is None:
+        return _run(model, output, chosen, progress)
+    return _run_inexact(model, output, chosen, progress)
 
 
 @suggesting
@@ -262,6 +286,26 @@ def _run(
     with np.errstate(all="ignore"), error_context(source):
         _check_given_inputs(source.model, chosen)
         return run(source, output, chosen, timer)
+
+
+def _run_inexact(
+    model: Any, output: str | os.PathLike[str] | None, chosen: Options, progress: Stages | None
+) -> Result:
+    """Do all that is exact, then drop the means that are small on data."""
+    from onnxfold.geometry.small_means import check_together, drop_means
+
+    check_together(chosen)
+    if output is not None:
+        source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        model_io.check_format(output)
+        model_io.check_destination(output, source=source_path, force=chosen.force)
+        model_io.check_replaceable(output, source=source_path, force=chosen.force)
+    data = None if chosen.scale_streams == "off" else chosen.data
+    exact = _run(model, None, replace(chosen, drop_means=None, data=data), progress)
+    timer = StageTimer(progress, dict(exact.report["timing_s"]))
+    source = open_source(model)
+    with np.errstate(all="ignore"), error_context(source):
+        return drop_means(exact, source, output, chosen, timer)
 
 
 def _check_given_inputs(model: ir.Model, chosen: Options) -> None:

@@ -1,7 +1,8 @@
-"""tune: chains of tools, of which the fastest correct one is kept."""
+"""tune and rotate: create and measure several files, and keep the best."""
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfold.api.known_names import suggesting
@@ -10,6 +11,7 @@ from onnxfold.options import Device, GivenInputs
 if TYPE_CHECKING:
     from onnxfold.check.error_metrics import Metric
     from onnxfold.tuning.options import TargetPrecision
+    from onnxfold.tuning.rotation_search import RotationResult
     from onnxfold.tuning.search import Listener
     from onnxfold.tuning.tune_result import TuneResult
 
@@ -75,3 +77,41 @@ def tune(  # noqa: PLR0913  # each is an option of the command line
         force=force,
     )
     return tuning.tune(model, output, chosen, progress)
+
+
+@suggesting
+def rotate(  # noqa: PLR0913  # each is an option of the command line
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    to: str = "int8",
+    matrix: str = "hadamard",
+    seeds: int = 4,
+    data: str | os.PathLike[str] | None = None,
+    inputs: GivenInputs = (),
+    samples: int = 4,
+    seed: int = 0,
+    allow_split: int = 1 << 30,
+    force: bool = False,
+) -> "RotationResult":
+    """Write the model in the basis that a quantiser loses least by, or as it is.
+
+    ``to``: "int8", "int8-channel" or "int4", what the file will be quantised to; ``seeds``: how
+    many matrices are tried, on ``data`` or on ``samples`` drawn inputs.  Raises ModelError where no
+    stream can be rotated (then nothing is written), UsageError for options that make no sense,
+    DataError for data that does not suit the model.
+    """
+    from onnxfold.tuning.rotation_search import RotationOptions, search
+
+    chosen = RotationOptions(
+        to=to,
+        matrix=matrix,
+        seeds=seeds,
+        data=None if data is None else Path(data),
+        inputs=inputs,
+        samples=samples,
+        seed=seed,
+        allow_split=allow_split,
+        force=force,
+    )
+    return search(model, output, chosen)

@@ -6,7 +6,7 @@ refused as a whole.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,11 @@ class Architecture:
     ``base``: the prefix of the base model's tensors in a model with a head. ``norms`` read the
     stream, to which only ``writers`` (linear layers) and ``tables`` add; ``last`` is the norm that
     the ``head`` reads. ``embedding`` is the table that a tied head shares, ``tied`` whether it is
-    tied by default. ``subtracts_mean``: LayerNorm, otherwise RMSNorm. ``inputs_first``: weights are
-    [in, out], as GPT-2's Conv1D has them. ``kept``: further modules, with the reason why they are
-    not changed; ``others``: modules without remarks; ``buffers``: tensors that are not weights.
-    ``demands``: the required values of the configuration, if present.
+    tied by default. ``subtracts_mean``: LayerNorm, otherwise RMSNorm; ``bare``: the norms have no
+    tensors. ``opening``: the norm, if any, whose output begins the stream. ``inputs_first``:
+    weights are [in, out], as GPT-2's Conv1D has them. ``kept``: further modules, with the reason
+    why they are not changed; ``others``: modules without remarks; ``buffers``: tensors that are not
+    weights. ``demands``: the required values of the configuration, if present.
     """
 
     base: str
@@ -42,6 +43,8 @@ class Architecture:
     tables: tuple[str, ...] = ()
     tied: bool = False
     subtracts_mean: bool = False
+    bare: bool = False
+    opening: str = ""
     inputs_first: bool = False
     kept: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
@@ -91,6 +94,67 @@ _MIXTRAL = _decoder(
     ),
     writers=("layers.*.self_attn.o_proj", "layers.*.block_sparse_moe.experts.*.w2"),
 )
+_ADDED = "its output is added to the stream, and no linear layer reads it"
+_HEAD_NORMS = {f"layers.*.self_attn.{name}_norm": _QK_NORM for name in "qk"}
+_ARCEE = _decoder(mlp=("layers.*.mlp.up_proj",))
+_GLM = _decoder(mlp=("layers.*.mlp.gate_up_proj",))
+_GLM4 = _decoder(
+    mlp=("layers.*.mlp.gate_up_proj",),
+    kept={f"layers.*.post_{name}_layernorm": _ADDED for name in ("self_attn", "mlp")},
+)
+# Their layers read the stream itself, and norm what they add to it.
+_OLMO2 = _decoder(
+    norms=(),
+    kept={
+        **{f"layers.*.post_{name}_layernorm": _ADDED for name in ("attention", "feedforward")},
+        **_HEAD_NORMS,
+    },
+    others=(*_ATTENTION, *_GATED),
+)
+_OLMO = _decoder(subtracts_mean=True, bare=True)
+_COHERE = _decoder(
+    norms=(Norm("layers.*.input_layernorm", (*_ATTENTION, *_GATED)),),
+    subtracts_mean=True,
+    tied=True,
+    demands={"use_qk_norm": False},
+)
+_EXPERTS = (
+    "layers.*.mlp.gate",
+    *(f"layers.*.mlp.experts.*.{name}_proj" for name in ("gate", "up")),
+)
+_ALL_SPARSE = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+_OLMOE = _decoder(
+    mlp=_EXPERTS,
+    writers=("layers.*.self_attn.o_proj", "layers.*.mlp.experts.*.down_proj"),
+    kept=_HEAD_NORMS,
+)
+_QWEN3_MOE = replace(_OLMOE, demands=_ALL_SPARSE)
+_SHARED = tuple(f"layers.*.mlp.shared_expert.{name}_proj" for name in ("gate", "up"))
+_QWEN2_MOE = _decoder(
+    mlp=(*_EXPERTS, *_SHARED, "layers.*.mlp.shared_expert_gate"),
+    writers=(
+        "layers.*.self_attn.o_proj",
+        "layers.*.mlp.experts.*.down_proj",
+        "layers.*.mlp.shared_expert.down_proj",
+    ),
+    demands=_ALL_SPARSE,
+)
+_GPT_OSS = _decoder(
+    norms=(Norm("layers.*.input_layernorm", _ATTENTION),),
+    writers=("layers.*.self_attn.o_proj",),
+    kept={
+        "layers.*.post_attention_layernorm": "its experts are one tensor, which holds no layer each"
+    },
+    others=("layers.*.mlp.router",),
+    buffers=(
+        "layers.*.self_attn.sinks",
+        *(
+            f"layers.*.mlp.experts.{name}_proj{part}"
+            for name in ("gate_up", "down")
+            for part in ("", "_bias")
+        ),
+    ),
+)
 _STABLELM = _decoder(
     subtracts_mean=True, demands={"use_parallel_residual": False, "qk_layernorm": False}
 )
@@ -137,6 +201,37 @@ _GPT_NEOX = Architecture(
     buffers=tuple(
         f"layers.*.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")
     ),
+)
+_BLOOM = Architecture(
+    base="transformer",
+    norms=(
+        Norm("h.*.input_layernorm", ("h.*.self_attention.query_key_value",)),
+        Norm("h.*.post_attention_layernorm", ("h.*.mlp.dense_h_to_4h",)),
+    ),
+    last="ln_f",
+    head="lm_head",
+    embedding="word_embeddings",
+    writers=("h.*.self_attention.dense", "h.*.mlp.dense_4h_to_h"),
+    tied=True,
+    subtracts_mean=True,
+    opening="word_embeddings_layernorm",
+    kept={"word_embeddings_layernorm": "its output is the stream"},
+    demands={"apply_residual_connection_post_layernorm": False},
+)
+_FALCON = Architecture(
+    base="transformer",
+    norms=(
+        Norm(
+            "h.*.input_layernorm", ("h.*.self_attention.query_key_value", "h.*.mlp.dense_h_to_4h")
+        ),
+    ),
+    last="ln_f",
+    head="lm_head",
+    embedding="word_embeddings",
+    writers=("h.*.self_attention.dense", "h.*.mlp.dense_4h_to_h"),
+    tied=True,
+    subtracts_mean=True,
+    demands={"new_decoder_architecture": False, "parallel_attn": True},
 )
 _PHI = Architecture(
     base="model",
@@ -195,21 +290,40 @@ _GEMMA = _decoder(
     others=(*_ATTENTION, *_GATED),
 )
 FAMILIES: Mapping[str, Architecture] = {
+    "arcee": _ARCEE,
+    "bloom": _BLOOM,
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "ernie4_5": _LLAMA,
+    "exaone4": _OLMO2,
+    "falcon": _FALCON,
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
+    "glm": _GLM,
+    "glm4": _GLM4,
     "gpt2": _GPT2,
     "gpt_neox": _GPT_NEOX,
+    "gpt_oss": _GPT_OSS,
     "gptj": _GPTJ,
     "granite": _LLAMA,
+    "helium": _LLAMA,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _MIXTRAL,
+    "olmo": _OLMO,
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "olmoe": _OLMOE,
     "opt": _OPT,
     "phi": _PHI,
     "phi3": _PHI3,
     "qwen2": _LLAMA,
+    "qwen2_moe": _QWEN2_MOE,
     "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3_MOE,
+    "seed_oss": _LLAMA,
+    "smollm3": _LLAMA,
     "stablelm": _STABLELM,
     "starcoder2": _STARCODER2,
 }

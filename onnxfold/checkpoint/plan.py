@@ -173,11 +173,23 @@ class _Model:
         found = [
             (name, self._readers(norm, name))
             for norm in self.family.norms
-            for name in self.matching(norm.name)
+            for name in self._named(norm)
         ]
         found.sort(key=lambda row: _by_number(row[0]))
         last = self.matching(self.family.last) if self.family.last else []
+        if self.family.bare:
+            last = [self._prefix + self.family.last]
         return found + [(name, () if self.head is None else (self.head,)) for name in last]
+
+    def _named(self, norm: Norm) -> list[str]:
+        """Return the norms that a name stands for; bare ones by the layers that read them."""
+        if not self.family.bare:
+            return self.matching(norm.name)
+        return [
+            self._prefix
+            + norm.name.replace("*", re.findall(r"\d+", name.removeprefix(self._prefix))[0])
+            for name in self.matching(norm.readers[0])
+        ]
 
     def _readers(self, norm: Norm, name: str) -> tuple[str, ...]:
         number = re.findall(r"\d+", name.removeprefix(self._prefix))[0]
@@ -302,6 +314,10 @@ def _centre(
 def _why_no_centring(model: _Model) -> str:
     if not model.family.subtracts_mean:
         return "it is an RMSNorm already, and sees the mean of the stream"
+    if model.family.opening:
+        return (
+            f"the stream begins with '{model.family.opening}', whose gamma and beta give it a mean"
+        )
     if model.tied:
         return (
             "the embedding is the weight of the head too (tie_word_embeddings), which needs its "

@@ -26,6 +26,7 @@ from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
 from onnxfold.cli.plot import plot
 from onnxfold.cli.project_file import project_options
+from onnxfold.cli.rotate import rotate
 from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
 from onnxfold.cli.triton import triton
@@ -117,6 +118,7 @@ for _command in (
     optimize,
     tune,
     convert,
+    rotate,
     inspect,
     explain,
     diff,

@@ -25,6 +25,14 @@ def inspect(
         bool,
         typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),
     ] = False,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper",
+            help="Count too what Algorithm 1 of the CBWC paper marks, with centered embeddings, "
+            "and where readers are asked (D.2).",
+        ),
+    ] = False,
 ) -> None:
     """Show every norm: its kind, and whether it folds or why not. Nothing is changed."""
     from rich.text import Text
@@ -43,6 +51,7 @@ def inspect(
             defer_means=defer_means,
             fold=fold,
             nodes=nodes,
+            paper=paper,
         )
     if as_json:
         terminal.print_json(document.to_dict())

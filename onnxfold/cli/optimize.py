@@ -11,7 +11,7 @@ from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize_many import optimize_many
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import Device, Target
+from onnxfold.options import DEFAULT_INEXACT_ERROR, Device, Target
 
 
 @options.with_fold_options
@@ -48,6 +48,11 @@ def optimize(
     target: options.TargetOption = Target.ONNX,
     device: options.DeviceOption = Device.CPU,
     fold: options.FoldOptions,
+    scale_streams: options.ScaleStreamsOption = "off",
+    scale_margin: options.ScaleMarginOption = 3,
+    rotate: options.RotateOption = "off",
+    rotation_seed: options.RotationSeedOption = 0,
+    split_gamma: options.SplitGammaOption = "off",
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -57,6 +62,21 @@ def optimize(
             help="What onnxfold measure wrote of IN: the report shows it with each norm.",
         ),
     ] = None,
+    drop_means: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MAX",
+            help="Inexact: with --data, LayerNorms that do not fold become RMSNorms where the mean "
+            "of every vector is at most this share of its length, 0 to 1.",
+        ),
+    ] = None,
+    data: options.DataOption = None,
+    max_error: Annotated[
+        float,
+        typer.Option(
+            metavar="E", help="For --drop-means: the largest relative error of an output on DATA."
+        ),
+    ] = DEFAULT_INEXACT_ERROR,
     dry_run: options.DryRunOption = False,
     share_weights: Annotated[
         bool,
@@ -112,8 +132,16 @@ def optimize(
             progress=progress,
             target=target,
             device=device,
+            drop_means=drop_means,
+            data=data,
+            max_error=max_error,
             dry_run=dry_run,
             share_weights=share_weights,
+            scale_streams=scale_streams,
+            scale_margin=scale_margin,
+            rotate=rotate,
+            rotation_seed=rotation_seed,
+            split_gamma=split_gamma,
             force=force,
             **fold.keywords(),
         )

@@ -140,6 +140,45 @@ DeferMeansOption = Annotated[
         "|mean| / std of a row, up to what the report says (`deferral`, `bound`).",
     ),
 ]
+ScaleStreamsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|K|off",
+        help="Divide the residual streams by a power of two, which no norm sees, so that float16 "
+        "holds them: by 2^K, or **auto**: by the least that leaves --scale-margin bits below 65504 "
+        "on the inputs of the check and on --data.",
+    ),
+]
+ScaleMarginOption = Annotated[
+    int, typer.Option(metavar="BITS", min=0, help="With --scale-streams auto: bits to spare.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE|DIR",
+        help="For --scale-streams and --drop-means: your inputs, as for onnxfold measure.",
+    ),
+]
+RotateOption = Annotated[
+    str,
+    typer.Option(
+        metavar="hadamard|random|off",
+        help="Multiply residual streams and heads by an orthogonal matrix, which no norm sees, so "
+        "that outliers are spread before a quantisation to int8 or int4. `onnxfold rotate` "
+        "measures whether that helps.",
+    ),
+]
+SplitGammaOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|A|off",
+        help="Split gamma between a norm and the linear layers after it, before a quantisation to "
+        "int8: by the exponent A, from 0 to 1, or the one of least error (**auto**).",
+    ),
+]
+RotationSeedOption = Annotated[
+    int, typer.Option(metavar="N", min=0, help="With --rotate: which matrix.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 ReportOption = Annotated[
     list[Path] | None,

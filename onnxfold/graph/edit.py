@@ -241,6 +241,11 @@ def set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
         node.resize_inputs(index)
 
 
+def set_attribute(node: ir.Node, attribute: ir.Attr) -> None:
+    """Let a node have an attribute, in the place of one of its name."""
+    node.attributes.add(attribute)
+
+
 def redirect(old: ir.Value, new: ir.Value, *, outputs: bool = False) -> None:
     """Redirect all readers of one value to another, and graph outputs if ``outputs`` is set."""
     old.replace_all_uses_with(new, replace_graph_outputs=outputs)
@@ -332,6 +337,17 @@ def add_constant(graph: ir.Graph, value: ir.Value) -> None:
     attribute = ir.AttrTensor("value", tensor)
     node = ir.Node("", "Constant", (), [attribute], outputs=[value], name=value.name)
     graph.insert_before(graph[0], node)
+
+
+def make_input(value: ir.Value) -> None:
+    """Let a weight be an input that callers give; raises InvariantError where a graph has none."""
+    if not value.is_initializer() or value.graph is None:
+        raise InvariantError(f"'{value.name}' is a weight of no graph")
+    graph = value.graph
+    del graph.initializers[value.name or ""]
+    value.const_value = None
+    if not value.is_graph_input():
+        graph.inputs.append(value)
 
 
 def inherit(old: ir.Value, new: ir.Value) -> None:

@@ -81,6 +81,10 @@ class ModelInfo:
         """
         return self._all_refs()[value]
 
+    def node_ref(self, node: ir.Node) -> str:
+        """Return the reference of a node: that of the first output that it does not leave out."""
+        return self.ref(next(output for output in node.outputs if output.name))
+
     def by_ref(self) -> dict[str, ir.Value]:
         """Return the value of every reference."""
         return {ref: value for value, ref in self._all_refs().items()}

@@ -45,8 +45,9 @@ def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
     if node is None or not plain or not _is_read_within(site):
         return site
-    found = _subtraction(view, node)
-    x = None if found is None else node.inputs[0]
+    found = subtraction(view, node)
+    alone = found is not None and all(is_read_once(each.outputs[0]) for each in found[0][:-1])
+    x = None if not alone or found is None else node.inputs[0]
     if x is None or found is None or found[1] != site.fiber:
         return site
     nodes = (*found[0], *site.nodes)
@@ -54,15 +55,14 @@ def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED, centred=centred)
 
 
-def _subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], Fiber] | None:
+def subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], Fiber] | None:
     """Return the nodes of x - mean(x), with the result last, and the fiber of the mean."""
     transfer = transfer_of(node)
     if isinstance(transfer, Centring):
         fiber = transfer.fiber(view, node)
         return None if fiber is None else ((node,), fiber)
     found = mean_subtracted_by(view, node)
-    alone = found is not None and is_read_once(found[0].outputs[0])
-    return ((found[0], node), found[1]) if found is not None and alone else None
+    return None if found is None else ((found[0], node), found[1])
 
 
 def _is_read_within(site: NormSite) -> bool:

@@ -99,15 +99,26 @@ _ROWS = (
     ),
     Operator("BiasDropout", shape=Shapes.SAME),
     *each(
-        "DynamicQuantizeMatMul MatMulIntegerToFloat MatMulNBits",
+        "DynamicQuantizeMatMul GatherBlockQuantized MatMulIntegerToFloat",
         Operator("", opaque=QUANTISED, kernel="quantization"),
+    ),
+    Operator(
+        "MatMulNBits",
+        family=Family.MATMUL_BLOCKS,
+        law="P(A B' + c) = (P A) B' + P' c on rows; B is quantised and stays",
+        elements=Elements.LINEAR,
+        data=(0,),
+        alone=True,
+        layer=Layer.MATMUL_BLOCKS,
+        bias=5,
+        kernel="quantization",
     ),
     *each(
         "QLinearLeakyRelu QLinearSigmoid QLinearSoftmax",
         Operator("", opaque=QUANTISED, shape=Shapes.SAME),
     ),
     *each(
-        "DequantizeLinear DynamicQuantizeLSTM GatherBlockQuantized MatMulBnb4 QAttention "
+        "DequantizeLinear DynamicQuantizeLSTM MatMulBnb4 QAttention "
         "QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv "
         "QLinearGlobalAveragePool QLinearMul QLinearReduceMean QLinearWhere QuantizeLinear",
         Operator("", opaque=QUANTISED),

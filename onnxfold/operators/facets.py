@@ -124,7 +124,7 @@ def data_inputs(row: Operator, count: int) -> tuple[int, ...]:
 
 def bias_behind(row: Operator) -> int | None:
     """Return the input that is added, with broadcasting, to the product of a linear layer."""
-    return row.bias if row.family is Family.GEMM else None
+    return row.bias if row.family in (Family.GEMM, Family.MATMUL_BLOCKS) else None
 
 
 def adds(row: Operator) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from onnxfold.operators.row import Elements, Opaque, Operator, Shapes, each
+from onnxfold.operators.row import Elements, Layer, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
 NOT_LINEAR = Opaque(RefusalCode.ACTIVATION, "is not linear")
@@ -101,7 +101,10 @@ _OTHERS = (
     Operator("Range", foldable=True, kernel="tensors"),
     *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
     *each("OneHot Scatter", Operator("", kernel="indexing")),
-    *each("GRU LSTM RNN", Operator("", opaque=_RECURS, kernel="recurrent")),
+    *each(
+        "GRU LSTM RNN",
+        Operator("", opaque=_RECURS, layer=Layer.RECURRENT, bias=3, kernel="recurrent"),
+    ),
     Operator("GridSample", kernel="sampling"),
     *each(
         "BlackmanWindow CenterCropPad Col2Im CumProd Det HammingWindow HannWindow MaxUnpool "

@@ -42,6 +42,7 @@ class Family(Enum):
     GROUP_QUERY_ATTENTION = auto()
     MASKED = auto()
     MATMUL = auto()
+    MATMUL_BLOCKS = auto()
     MATMUL_FUSED = auto()
     MULTI_HEAD_ATTENTION = auto()
     PAD = auto()
@@ -68,7 +69,9 @@ class Layer(Enum):
     EINSUM = auto()
     GEMM = auto()
     MATMUL = auto()
+    MATMUL_BLOCKS = auto()
     PACKED_ATTENTION = auto()
+    RECURRENT = auto()
     TRANSPOSED_CONVOLUTION = auto()
 
 

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Options
 from onnxfold.refusal import Refusal, RefusalCode
@@ -24,13 +25,19 @@ class Settings(Options):
     ``overflowing`` are references of weights that must not be centered. ``fused_before`` counts the
     original model's calls of ours that add a residual. ``defer_layer_norms``: whether the means of
     LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
-    leave out, and how their proof failed.
+    leave out, and how their proof failed. ``dropped``: names of LayerNorms whose means are dropped,
+    which is then all that is done. ``feeds``: the data on which ranges are measured, ``data_label``
+    its description. ``paper``: whether to count by the rules of a paper as well.
     """
 
     overflowing: frozenset[str] = frozenset()
     fused_before: int = 0
     defer_layer_norms: bool = True
     unproved: Mapping[str, str] = field(default_factory=dict)
+    feeds: tuple[Mapping[str, Array], ...] = ()
+    data_label: str = ""
+    dropped: frozenset[str] = frozenset()
+    paper: bool = False
 
     @property
     def excluded(self) -> re.Pattern[str] | None:

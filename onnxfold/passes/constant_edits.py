@@ -11,6 +11,8 @@ from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.graph.operands import known_producer, known_tensor, operand
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.passes.places import Place
+from onnxfold.refusal import Refusal
+from onnxfold.weights.dequantised import QuantisedWeight, holder_of, quantised_weight
 from onnxfold.weights.edited import EditedTensor, edited, unrounded
 from onnxfold.weights.edits import Edit, Shift
 
@@ -38,15 +40,21 @@ class PlaceEditor:
         self._edited: set[str] = set()
         self._copied: set[tuple[ir.Node, int]] = set()
 
-    def moved(self, ref: str, value: ir.Value) -> None:
-        """Read the places of the node that computed ``ref`` at the node that computes ``value``."""
-        self.values[ref] = value
-
     def original(self, ref: str) -> ir.TensorProtocol:
         """Return the tensor of a constant before any fusion."""
         if ref not in self._before:
             self._before[ref] = known_tensor(self.values[ref])
         return self._before[ref]
+
+    def numbers(self, place: Place) -> ir.TensorProtocol | QuantisedWeight:
+        """Return the numbers of a weight as they were before any fusion, be they codes."""
+        if not place.fixed:
+            return self.original(place.value)
+        node = holder_of(self.values[place.value], self._node(place))
+        found = quantised_weight(self.edit.info, node)
+        if isinstance(found, Refusal):
+            raise InvariantError(found.sentence)
+        return found
 
     def change(self, place: Place, edit: Edit) -> None:
         """Edit the constant as it was before any edit; all readers in place want the same."""
@@ -89,7 +97,8 @@ class PlaceEditor:
 
     def _add_bias(self, place: Place, edit: Edit) -> None:
         node = self._node(place)
-        bias = self._new_bias(node, (place.channels.size,), edit)
+        rows, size = place.halves, place.channels.size
+        bias = self._new_bias(node, (rows, size // rows) if rows else (size,), edit)
         set_input(node, place.reader.index, bias)
 
     def _add_behind(self, place: Place, edit: Shift) -> None:

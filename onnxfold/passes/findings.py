@@ -11,9 +11,12 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import only_reader
-from onnxfold.norms import NormSite, streams
+from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.split_gamma import SplitPlan
+from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
@@ -34,6 +37,7 @@ class Description:
     not recognize an RMSNorm that contains Casts. ``behind``: norms by their results after absorbing
     the nodes after them. ``merged``: norms by nodes that several share, which are all of their
     nodes once they have lost their gammas and betas. ``halves`` are the norms in 16 bits.
+    ``centrings``: a row for each subtraction of a mean outside of norms.
     """
 
     opset: int
@@ -45,6 +49,7 @@ class Description:
     behind: Mapping[str, str] = field(default_factory=dict)
     merged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     halves: frozenset[str] = frozenset()
+    centrings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +62,26 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The norms of a model, what happens to each, and the counts of the paper.
+    """The norms of a model, what happens to each, and what a paper's rules count, if asked.
 
     ``refusals`` has, by reference of the norm's output, why a norm is not folded,
-    ``affine_refusals`` why its gamma or beta stays. ``algorithm1`` counts the norms that fold under
-    the rules of the paper's Algorithm 1 (outputs of norms count as centered, embeddings as opaque),
-    ``algorithm1_embed_centred`` the same with a centering after every embedding. ``remaining`` are
-    the norms that are still norms when folds are decided, ``in_place`` those that stay and become
-    one operator, ``left`` those that could fold but should not. ``ranges`` names the weights whose
-    range grows much, ``deferral_refusals`` why an RMS norm, made or found, is computed in place.
-    ``restored`` are the RMSNorms that become LayerNorms, or None if not requested. ``compressed``
-    likewise are the norms that become CRMSNorms, ``decompressed`` those that were. ``without_last``
-    are those that write only as many channels as they read, or None if not requested, and
-    ``reader_refusals`` why others write all. ``scale_refusals`` explain which operators stay though
-    a linear layer could absorb them, by reference of their results. ``deferred_before`` are the
-    norms that were deferred in the original model, none of ``description``.
+    ``affine_refusals`` why its gamma or beta stays. ``remaining`` are the norms that are still
+    norms when folds are decided, ``in_place`` those that stay and become one operator, ``left``
+    those that could fold but should not. ``ranges`` names the weights whose range grows much,
+    ``deferral_refusals`` why an RMS norm, made or found, is computed in place. ``restored`` are the
+    RMSNorms that become LayerNorms, or None if not requested. ``compressed`` likewise are the norms
+    that become CRMSNorms, ``decompressed`` those that were. ``without_last`` are those that write
+    only as many channels as they read, or None if not requested, and ``reader_refusals`` why others
+    write all. ``scale_refusals`` explain which operators stay though a linear layer could absorb
+    them, by reference of their results. ``deferred_before`` are the norms that were deferred in the
+    original model, none of ``description``. ``scaled_streams``, ``rotated_streams``,
+    ``rotated_heads`` and ``split_gammas``: the decisions about bases, or None if not requested.
     """
 
     description: Description
     plan: Plan
     refusals: dict[str, Refusal] = field(default_factory=dict)
     affine_refusals: dict[str, Refusal] = field(default_factory=dict)
-    algorithm1: int = 0
-    algorithm1_embed_centred: int = 0
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
@@ -93,6 +95,11 @@ class Findings:
     reader_refusals: dict[str, Refusal] = field(default_factory=dict)
     scale_refusals: tuple[tuple[str, Refusal], ...] = ()
     sums: Sums = field(default_factory=Sums)
+    scaled_streams: ScalePlan | None = None
+    paper: PaperCounts | None = None
+    rotated_streams: RotationPlan | None = None
+    rotated_heads: RotationPlan | None = None
+    split_gammas: SplitPlan | None = None
 
     @property
     def feels_rows(self) -> bool:
@@ -161,7 +168,19 @@ def describe(info: ModelInfo, sites: Sequence[NormSite]) -> Description:
         {behind: info.ref(site.output) for site in sites for behind in _behind(info, site)},
         _merged(info, sites),
         frozenset(info.ref(site.output) for site in sites if site.input.dtype in HALVES),
+        tuple(_centring(info, each) for each in find_centrings(info)),
     )
+
+
+def _centring(info: ModelInfo, bare: BareCentring) -> dict[str, Any]:
+    return {
+        "ref": info.ref(bare.output),
+        "name": bare.name,
+        "input": bare.input.name,
+        "output": bare.output.name,
+        "axes": list(bare.fiber.axes),
+        "size": bare.size,
+    }
 
 
 def _merged(info: ModelInfo, sites: Sequence[NormSite]) -> dict[str, tuple[str, ...]]:

@@ -24,6 +24,8 @@ class Place:
     other readers keep the original. ``value`` empty: the constant is new and starts as zeros;
     ``behind``: a new Add after the reader's node adds it, along ``channels`` of its output.
     ``start``: the first element of this constant in a vector that several constants share.
+    ``halves``: the number of its rows of which only the first halves change, or 0 for all of it.
+    ``fixed``: codes that stay; ``channels`` are those of the numbers that they represent.
     """
 
     value: str
@@ -33,11 +35,13 @@ class Place:
     copy: bool = False
     behind: bool = False
     start: int = 0
+    fixed: bool = False
+    halves: int = 0
 
 
 def ref_of(info: ModelInfo, reader: Reader) -> ReaderRef:
     """Return a reader by reference."""
-    return ReaderRef(info.ref(reader.node.outputs[0]), reader.index)
+    return ReaderRef(info.node_ref(reader.node), reader.index)
 
 
 def place_of(

@@ -23,7 +23,7 @@ class Plan(CentringPlan):
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not (self.folds or self.fusions or self.scales or self.deferred)
+        return not (self.folds or self.centrings or self.fusions or self.scales or self.deferred)
 
     @property
     def split_bytes(self) -> int:
@@ -54,6 +54,7 @@ class Plan(CentringPlan):
         lines = [f"fuse      {fusion}" for fusion in self.fusions]
         lines += [f"absorb    {scale.name} into {scale.writer}" for scale in self.scales]
         lines += [f"fold      {fold.norm}" for fold in self.folds]
+        lines += [f"drop      {fold.norm}" for fold in self.centrings]
         lines += [f"defer     {norm}" for norm in self.deferred]
         for weight in self.weights:
             count = len(weight.readers) + len(weight.norms)

@@ -1,6 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring -> deferral -> lower
+    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> split gammas]
+            [-> rotated streams -> rotated heads] [-> scaled streams] -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
     prepare -> readers back -> decompression -> restoring [-> shifting]      convert --to layer
@@ -32,6 +33,15 @@ from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
+from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
+from onnxfold.passes.basis.plan import ScalePlan
+from onnxfold.passes.basis.rotate_streams import apply as apply_rotation
+from onnxfold.passes.basis.rotate_streams import decide_heads as decide_rotated_heads
+from onnxfold.passes.basis.rotate_streams import decide_streams as decide_rotated_streams
+from onnxfold.passes.basis.scale_streams import decide as decide_scaled_streams
+from onnxfold.passes.basis.split_gamma import SplitPlan
+from onnxfold.passes.basis.split_gamma import apply as apply_split_gammas
+from onnxfold.passes.basis.split_gamma import decide as decide_split_gammas
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -41,6 +51,9 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.deferral.undefer import apply as apply_reinstating
 from onnxfold.passes.deferral.undefer import decide as decide_reinstating
+from onnxfold.passes.dropping import apply as apply_dropping
+from onnxfold.passes.dropping import decide as decide_dropping
+from onnxfold.passes.dropping import prove as prove_dropping
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
 from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
@@ -84,6 +97,21 @@ class _Move(Protocol):
         """The reference of the norm's or operator's result."""
 
 
+def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:
+    """Decide on a version whose bodies are there: it is run."""
+    if settings.split_gamma != "off":
+        finalize.define_functions(info, settings.target, settings.norm_form)
+    return decide_split_gammas(info, settings)
+
+
+def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
+    """Decide on a version whose bodies are there: it is run."""
+    from onnxfold.pipeline.stream_ranges import measure_ranges  # loads the float64 run
+
+    finalize.define_functions(info, settings.target, settings.norm_form)
+    return decide_scaled_streams(info, settings, measure_ranges)
+
+
 def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
     return tuple(move.output for move in moves)
 
@@ -103,7 +131,7 @@ _CENTRING: Pass[CentringDecision] = Pass(
     decide_centring,
     apply_centring,
     proofs.of_centring,
-    lambda d: _outputs(d.plan.folds),
+    lambda d: _outputs(d.plan.folds + d.plan.centrings),
 )
 _READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
@@ -116,6 +144,34 @@ PASSES: tuple[Pass[Any], ...] = (
     ),
     _CENTRING,
     Pass(
+        "split gammas",
+        _decide_split_gammas,
+        apply_split_gammas,
+        proofs.of_split_gammas,
+        lambda plan: tuple(split.norm for split in plan.splits),
+    ),
+    Pass(
+        "rotated streams",
+        decide_rotated_streams,
+        apply_rotation,
+        proofs.of_rotation,
+        lambda plan: tuple(stream.name for stream in plan.streams),
+    ),
+    Pass(
+        "rotated heads",
+        decide_rotated_heads,
+        apply_rotation,
+        proofs.of_rotation,
+        lambda plan: tuple(stream.name for stream in plan.streams),
+    ),
+    Pass(
+        "scaled streams",
+        _decide_scaled_streams,
+        apply_scaled_streams,
+        proofs.of_scaled_streams,
+        lambda plan: tuple(stream.norm for stream in plan.streams),
+    ),
+    Pass(
         "deferral",
         decide_deferral,
         apply_deferral,
@@ -123,6 +179,8 @@ PASSES: tuple[Pass[Any], ...] = (
         lambda plan: _outputs(plan.norms),
     ),
 )
+# On a model of which all that is exact was done; never with a proof.
+_DROPPING = Pass("dropping", decide_dropping, apply_dropping, prove_dropping)
 _DECOMPRESSION = Pass(
     "decompression",
     decide_decompression,
@@ -176,6 +234,7 @@ class Decided:
             made.parts,
             made.operators,
             made.added_ps,
+            made.centrings,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
             self._deferral.norms,
@@ -211,8 +270,6 @@ class Decided:
             reasons(centring.refusals + restoring.refusals + compression.refusals)
             | dict(decompression.refusals),
             reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
-            centring.algorithm1,
-            centring.algorithm1_embed_centred,
             rows(centring.remaining | restoring.remaining | compression.remaining),
             rows(centring.in_place),
             rows(centring.left),
@@ -225,6 +282,11 @@ class Decided:
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
             scales.refusals,
+            scaled_streams=self.decisions.get("scaled streams"),
+            paper=centring.paper,
+            rotated_streams=self.decisions.get("rotated streams"),
+            rotated_heads=self.decisions.get("rotated heads"),
+            split_gammas=self.decisions.get("split gammas"),
         )
 
     def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
@@ -316,10 +378,16 @@ def unwanted(chosen: Options) -> frozenset[str]:
     """Return the names of the passes that the options exclude."""
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
+    names |= frozenset[str]() if chosen.scale_streams != "off" else {"scaled streams"}
+    names |= {"split gammas"} if chosen.split_gamma == "off" else frozenset[str]()
+    if chosen.rotate == "off":
+        names |= {"rotated streams", "rotated heads"}
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 
 def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
+    if settings.dropped:
+        return (_DROPPING,)
     if settings.convert_to is None:
         return PASSES
     return _FEWER_CHANNELS if settings.change_readers else _CONVERSIONS[settings.convert_to]

@@ -5,6 +5,7 @@ The plan only names what was changed; the proof tests each claim on the arrays t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
@@ -13,6 +14,8 @@ from onnxfold.norms import NormSite
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.base import ProofOutcome
+from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.find_deferred import find_deferred
@@ -25,7 +28,7 @@ from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.passes.stream_forms.plan import ReadersPlan, ShiftingPlan
-from onnxfold.proof import Certificate, LinearLayer, Proof, ScaledWeight
+from onnxfold.proof import Certificate, LinearLayer, Proof, ScaledWeight, TurnedWeight
 from onnxfold.proof import prove as prove_models
 from onnxfold.refusal import Refusal
 
@@ -81,6 +84,8 @@ def _layer(absorption: Absorption) -> LinearLayer:
         absorption.outer,
         bias,
         absorption.factor,
+        absorption.weight.fixed,
+        0 if place is None else place.halves,
     )
 
 
@@ -176,6 +181,49 @@ def of_shifting(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> Proo
     fibers = tuple((weight.value, weight.fiber) for weight in plan.weights)
     shown = prove_models(before, after, Certificate(centred=fibers))
     return ProofOutcome({"shifted_weights": shown.centred_weights}, shown.failures)
+
+
+def of_scaled_streams(before: ModelInfo, after: ModelInfo, plan: ScalePlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names the constants that took a power of c."""
+    scaled = tuple(
+        ScaledWeight(
+            each.place.value,
+            each.place.reader.node,
+            each.place.channels,
+            np.array([stream.factor**each.power]),
+        )
+        for stream in plan.streams
+        for each in stream.places
+    )
+    shown = prove_models(before, after, Certificate(scaled=scaled, rounding=True))
+    return ProofOutcome({"scaled_streams": len(plan.streams)}, shown.failures)
+
+
+def of_rotation(before: ModelInfo, after: ModelInfo, plan: RotationPlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names the weights that took a matrix."""
+    turned = tuple(
+        TurnedWeight(weight.value, weight.fiber, matrix)
+        for stream in plan.streams
+        for matrix in (stream.matrix(),)
+        for weight in stream.weights
+    )
+    shown = prove_models(before, after, Certificate(turned=turned))
+    return ProofOutcome({"rotated_weights": shown.rotated_weights}, shown.failures)
+
+
+def of_split_gammas(before: ModelInfo, after: ModelInfo, plan: SplitPlan) -> ProofOutcome:
+    """Check ``after`` against ``before``; the plan names what was divided and multiplied."""
+    scaled = tuple(
+        ScaledWeight(place.value, place.reader.node, place.channels, vector)
+        for split in plan.splits
+        for places, vector in (
+            (split.norm_places, 1 / split.factors),
+            (split.weight_places, split.factors),
+        )
+        for place in places
+    )
+    shown = prove_models(before, after, Certificate(scaled=scaled))
+    return ProofOutcome({"split_gammas": len(plan.splits)}, shown.failures)
 
 
 def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofOutcome:

@@ -19,13 +19,14 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.errors import (
+    ModelError,
     PassCheckError,
     UnchangedError,
     VerificationError,
     WeightOverflowError,
 )
 from onnxfold.model_io.sources import Source, open_source
-from onnxfold.options import Options
+from onnxfold.options import Folding, FuseAffine, Options
 from onnxfold.passes.base import Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
@@ -93,6 +94,7 @@ def run(
     source: Source, output: str | os.PathLike[str] | None, chosen: Options, timer: StageTimer
 ) -> Result:
     """Run every stage after loading; again without the weights or passes that fail."""
+    chosen = _for_basis(chosen)
     with timer.stage("analyse"):
         attempt = _Attempt(check_claims(source.model))
     while True:
@@ -103,6 +105,21 @@ def run(
         except PassCheckError as error:
             left_out = (*attempt.left_out, LeftOut(error.name, str(error)))
             attempt = replace(attempt, left_out=left_out)
+
+
+def _for_basis(chosen: Options) -> Options:
+    """Ask for what another basis asks for, unless the user said otherwise.
+
+    All folds, and all gammas and betas that move, where streams are to be rotated; none where
+    gammas are to be split.
+    """
+    auto = chosen.fuse_affine is FuseAffine.AUTO
+    if chosen.split_gamma != "off" and auto:
+        chosen = replace(chosen, fuse_affine=FuseAffine.NEVER)
+    if chosen.rotate == "off":
+        return chosen
+    affine = FuseAffine.ALWAYS if auto else chosen.fuse_affine
+    return replace(chosen, fold=Folding.ALWAYS, fuse_affine=affine)
 
 
 def _without_weights(
@@ -136,11 +153,18 @@ def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
+    data = None
+    if chosen.data is not None:
+        from onnxfold.inputs.data import read_samples
+
+        data = read_samples(Path(chosen.data), source.model, source.path)
     settings = Settings(
         **asdict(chosen),
         overflowing=attempt.overflowing,
         fused_before=folding.residual_calls(source.model),
         defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
+        feeds=() if data is None else data.feeds,
+        data_label="" if data is None else data.label,
     )
     exclusion(settings.exclude)  # an invalid pattern fails before any norm is looked at
     return settings
@@ -182,6 +206,7 @@ def _attempt(
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
     )
+    _demand(folded.findings)
     again = _without_needless(attempt, folded.findings)
     if again is not None:
         return _attempt(source, output, chosen, timer, again)
@@ -206,6 +231,18 @@ def _attempt(
         raise
 
 
+def _demand(findings: Findings) -> None:
+    """Raise ModelError where streams were to be scaled or rotated and none could be."""
+    rotated = findings.rotated_streams
+    if rotated is not None and rotated.refusals and rotated.empty:
+        norm, why = rotated.refusals[0]
+        raise ModelError(f"the stream before '{norm}' cannot be rotated: {why.sentence}")
+    scaled = findings.scaled_streams
+    if scaled is not None and scaled.refusals and scaled.empty and not scaled.in_range:
+        norm, why = scaled.refusals[0]
+        raise ModelError(f"the stream before '{norm}' cannot be scaled: {why.sentence}")
+
+
 def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attempt) -> Result:
     """Decide, and report it."""
     with timer.stage("analyse"):
@@ -225,8 +262,16 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         ),
         "prepared": _prepared(prepared),
     }
+    report |= _bases(decided.findings)
     report["timing_s"] = timer.seconds
     return Result(None, decided.differs, decided.plan, report)
+
+
+def _bases(findings: Findings) -> dict[str, Any]:
+    """Return what was decided of the bases of streams, where that was asked."""
+    names = ("split_gammas", "rotated_streams", "rotated_heads", "scaled_streams")
+    decided = ((name, getattr(findings, name)) for name in names)
+    return {name: each.to_json() for name, each in decided if each is not None}
 
 
 def _prepared(prepared: Prepared) -> dict[str, list[str]]:
@@ -304,6 +349,7 @@ def _report(
     left_out = (*attempt.left_out, *folded.left_out)
     if left_out:
         report["left_out"] = [left.to_json() for left in left_out]
+    report |= _bases(folded.findings)
     if folded.proof is not None:
         report["proof"] = folded.proof.to_json()
     return report

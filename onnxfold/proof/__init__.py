@@ -5,9 +5,9 @@ in use is tested numerically on the nodes concerned.
 """
 
 from onnxfold.graph import ModelInfo
-from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight
+from onnxfold.proof.certificate import Certificate, LinearLayer, Proof, ScaledWeight, TurnedWeight
 
-__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "prove"]
+__all__ = ["Certificate", "LinearLayer", "Proof", "ScaledWeight", "TurnedWeight", "prove"]
 
 
 def prove(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:

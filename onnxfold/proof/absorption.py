@@ -25,7 +25,7 @@ from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes
-from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.affine_parts import first_halves, weighted_sum
 from onnxfold.weights.edited import evaluated
 
 _SCALES = (1.0, 2.0**-6, 2.0**5)
@@ -164,7 +164,8 @@ class AbsorptionRule:
         if self.bias is not None and self.bias.v is not None:
             shape = new[self.bias.v].shape
             start = old[self.bias.u] if self.bias.u is not None else np.zeros(shape)
-            new[self.bias.v] = np.asarray(start, np.float64) + total.reshape(shape)
+            added = first_halves(total, self.layer.halves)
+            new[self.bias.v] = np.asarray(start, np.float64) + added.reshape(shape)
         u, v = region.outputs(old, new)
         if self.bias is not None:
             return {()} if is_small(u - v, u, v) else set()

@@ -7,6 +7,7 @@ from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.mean_proofs import ZeroMeans
 from onnxfold.proof.region import Region
+from onnxfold.proof.relation import Turn
 
 
 class Candidates:
@@ -53,6 +54,21 @@ class Candidates:
                     found[Fiber.of((*image.blocks, *wider.blocks))] = None
         found.update(dict.fromkeys(_of_parts(list(found))))
         return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
+
+    def of_turn(self, region: Region) -> tuple[Turn, ...]:
+        """Return rotations that the outputs may be turned by: those of the leaves."""
+        u, v = region.pair
+        target = None if u is None else self._before.shape(u)
+        target = self._after.shape(v) if target is None else target
+        found: dict[tuple[object, ...], Turn] = {}
+        for leaf in region.leaves if target is not None and u is not None else ():
+            turn = leaf.relation.turn
+            placed = () if turn is None else images(turn.fiber, leaf.shape, target or ())
+            for image in placed:
+                if turn is not None and len(image.blocks) == 1 and image.size == turn.fiber.size:
+                    moved = Turn(image, turn.matrix)
+                    found[moved.key] = moved
+        return tuple(found.values())
 
     def _shifted(self, region: Region) -> Iterator[tuple[Leaf, Fiber]]:
         """Yield what may be shifted, with fibers: a weight of mean 0 indicates its bias."""

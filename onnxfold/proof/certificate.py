@@ -15,7 +15,9 @@ class LinearLayer:
 
     ``node`` is the reference of the node's first output and ``weight`` the weight's, in the
     original; ``bias`` is the input that receives W s, None if the output does. ``inner`` and
-    ``outer`` are the channels of x and of the output, in the coordinates of W.
+    ``outer`` are the channels of x and of the output, in the coordinates of W. ``fixed``: W is made
+    of codes, r is 1 and W' = W. ``halves``: the number of rows of the bias whose first halves
+    receive W s.
     """
 
     node: str
@@ -24,6 +26,8 @@ class LinearLayer:
     outer: Channels
     bias: int | None
     factor: float
+    fixed: bool = False
+    halves: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +38,15 @@ class ScaledWeight:
     reader: str
     channels: Channels
     vector: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnedWeight:
+    """W' = W R, for every set of the fiber; one array R for all weights of one stream."""
+
+    weight: str
+    fiber: Fiber
+    matrix: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ class Certificate:
     folded: tuple[str, ...] = ()
     linear: tuple[LinearLayer, ...] = ()
     scaled: tuple[ScaledWeight, ...] = ()
+    turned: tuple[TurnedWeight, ...] = ()
     by_name_alone: bool = False
     rounding: bool = False
 
@@ -70,6 +84,9 @@ class Proof:
     changed_readers: int = 0
     deferred_norms: int = 0
     reinstated_norms: int = 0
+    scaled_streams: int = 0
+    rotated_weights: int = 0
+    split_gammas: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""

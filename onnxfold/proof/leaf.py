@@ -45,7 +45,9 @@ class Leaf:
     @property
     def fibers(self) -> tuple[Fiber, ...]:
         """The fibers along which something is claimed."""
-        return tuple(fiber for fiber in (self.relation.fiber, self.zero) if fiber is not None)
+        turn = self.relation.turn
+        known = (self.relation.fiber, self.zero, None if turn is None else turn.fiber)
+        return tuple(fiber for fiber in known if fiber is not None)
 
     @property
     def kept(self) -> set[int]:
@@ -98,6 +100,8 @@ class Leaf:
         r = self.relation.r
         known = (fiber.part for fiber in self.fibers if fiber.part is not None)
         parts = frozenset(digit.axis for part in known for digit in part.digits)
+        if self.relation.turn is not None:
+            parts |= frozenset(self.relation.turn.fiber.axes)
         if r is None and self.u is not None and self.v is not None and self.relation.known:
             return parts
         if r is None and (array is None or array.dtype.kind not in "fV"):

@@ -20,11 +20,13 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.proof.absorption import AbsorptionRule, Reading, readings
 from onnxfold.proof.certificate import Certificate, LinearLayer
+from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import EQUAL, Float64, Relation
+from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
+from onnxfold.proof.sizes import SAMPLINGS, Drawn
 from onnxfold.proof.stored import exact_numbers, is_product
-from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.affine_parts import first_halves, weighted_sum
 from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
 
@@ -61,10 +63,12 @@ class Absorber:
         old, new = u.producer(), v.producer()
         if old is None or new is None or old.op_identifier() != new.op_identifier():
             return None
-        return self._layers.get(self._before.ref(old.outputs[0]))
+        return self._layers.get(self._before.node_ref(old))
 
     def relation(self, layer: LinearLayer, region: Region) -> Relation | None:
         """Return u = v, or u = v + s along the output's channels; None if neither is proved."""
+        if layer.fixed:
+            return self._beside_codes(layer, region)
         root = self._values.get(layer.weight)
         weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
         changed = [x for x in region.leaves if x.relation.r is not None and x is not weight]
@@ -81,6 +85,58 @@ class Absorber:
                 if found is not None:
                     return found
         return None
+
+    def _beside_codes(self, layer: LinearLayer, region: Region) -> Relation | None:
+        """Return what is left of f(x + s, W, b) = f(x, W, b) + W s, W s as the nodes compute it.
+
+        f is affine in x where the difference is the same for every x.
+        """
+        bias = self._bias(layer, region)
+        changed = [leaf for leaf in region.leaves if leaf.relation.r is not None]
+        others = [leaf for leaf in region.leaves if leaf not in (*changed, bias)]
+        stays = all(leaf.u is not None and leaf.relation.equal for leaf in others)
+        if len(changed) != 1 or not stays or changed[0].relation.reverse:
+            return None
+        totals = [self._added(region, changed[0], n) for n in SAMPLINGS[: 1 + bool(region.symbols)]]
+        found = {None if total is None else total.shape for total in totals}
+        first = totals[0]
+        if first is None or len(found) > 1:
+            return None
+        if not all(is_small(first - total, first) for total in totals[1:] if total is not None):
+            return None
+        if bias is not None:
+            return self._with_bias(bias, first.reshape(-1))
+        return Relation(np.ones((1,) * first.ndim), first) if np.any(first) else EQUAL
+
+    @np.errstate(all="ignore")
+    def _added(self, region: Region, x: Leaf, numbers: tuple[int, ...]) -> Float64 | None:
+        """Return what s of x adds to the output, 1 for axes along which it is constant.
+
+        None where that depends on x, or is not one number along an axis of any size.
+        """
+        sizes, (r, s) = region.sizes(numbers, whole=True), (x.relation.r, x.relation.s)
+        if x.u is None or r is None or s is None or np.any(r != 1):
+            return None
+        given = {leaf.u: self._stored(leaf) for leaf in region.leaves if leaf.u not in (None, x.u)}
+        shape, rng = sizes.of(x.shape), np.random.default_rng(len(numbers))
+        changes = []
+        for drawn in (np.zeros(shape), rng.standard_normal(shape)):
+            u, v = (region.original({**given, x.u: drawn + each}) for each in (s, 0.0))
+            changes.append((u - v, np.abs(u) + np.abs(v)))
+        (change, _), (other, size) = changes
+        if not is_small(change - other, size, change):
+            return None
+        known = self._before.shape(region.pair[0]) or (None,) * change.ndim
+        one = [axis for axis, dim in enumerate(known) if not isinstance(dim, int)]
+        one += [axis for axis in range(change.ndim) if axis not in one and _alike(change, axis)]
+        first = change[tuple(slice(0, 1 if axis in one else None) for axis in range(change.ndim))]
+        return first if is_small(change - first, change) else None
+
+    def _stored(self, leaf: Leaf) -> Drawn:
+        tensor = self._before.tensor(leaf.u)
+        if tensor is None:
+            raise Unprovable("an operand beside the codes is computed")
+        return exact_numbers(tensor)[0]
 
     def _checked(self, claim: _Claim) -> Relation | None:
         if not self._weight_is_scaled(claim):
@@ -116,10 +172,10 @@ class Absorber:
     def _total(self, claim: _Claim) -> Float64:
         layer, tensor = claim.rule.layer, self._before.tensor(claim.rule.weight.u)
         if tensor is None or not np.any(claim.s):
-            return np.zeros(layer.outer.size)
+            return np.zeros(layer.outer.size * (2 if layer.halves else 1))
         shape = tuple(tensor.shape.numpy())
         total = weighted_sum(evaluated(tensor), shape, claim.s, layer.inner, layer.outer)
-        return layer.factor * total
+        return first_halves(layer.factor * total, layer.halves)
 
     def _with_bias(self, bias: Leaf, total: Float64) -> Relation | None:
         if bias.v is None:
@@ -158,6 +214,10 @@ def _vectors(x: Leaf, inner: Channels) -> Iterator[tuple[Float64, Float64, Readi
         first, second = (reading.vector(each, x.shape, inner.size) for each in (r, s))
         if first is not None and second is not None:
             yield first, second, reading
+
+
+def _alike(array: Float64, axis: int) -> bool:
+    return array.shape[axis] > 0 and bool(np.all(array == array.take([0], axis=axis)))
 
 
 def _orders(channels: Channels) -> Iterator[Channels]:

@@ -264,6 +264,13 @@ class Region:
             return second, second
         return self._run(self.before, self.old, old)[u], second
 
+    def original(self, old: Mapping[ir.Value, Drawn]) -> Float64:
+        """Return u for values of its leaves."""
+        u = self.pair[0]
+        if u is None:
+            raise Unprovable("there is no original")
+        return np.asarray(self._run(self.before, self.old, old)[u])
+
     def _run(
         self, model: ir.Model, cone: Cone, given: Mapping[ir.Value, Drawn]
     ) -> dict[ir.Value, Any]:

@@ -1,9 +1,10 @@
-"""The relation of the proof: u = r * v + s per channel, + c constant along a fiber; or u = E v.
+"""The one relation: u = r * v + s per channel, + c constant along a fiber; u = E v; or v = u R.
 
 u is a value of the original and v its counterpart. r and s broadcast against u as in numpy; c is
 any tensor that is constant along the sets of the fiber. E appends the element that makes the mean
 along an axis 0: v is u, of mean 0, without the last element there. A weight that reads v instead of
-E v is E' times the former weight: u' E v = (E' u)' v.
+E v is E' times the former weight: u' E v = (E' u)' v. R is orthogonal, and multiplies every set of
+a fiber.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from onnxfold.graph import Fiber
 from onnxfold.proof.sizes import Sizes
 from onnxfold.weights.means import chosen_elements, split_digits
+from onnxfold.weights.rotations import rotated
 
 _TOLERANCE = 2.0**-38  # 2^15 roundings
 _FAR = 2.0**-10  # from u = v, of numbers of the order of 1; roundings of stored numbers are smaller
@@ -73,11 +75,24 @@ def shortened(long: tuple[int, ...], short: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """v = u R for every set of a fiber of one block; ``matrix`` is R, one array for all places."""
+
+    fiber: Fiber
+    matrix: Float64
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two turns have in common that are the same."""
+        return (self.fiber, id(self.matrix))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Relation:
     """u = r * v + s, or v = r * u + s if ``reverse``; plus c if there is a fiber.
 
     ``short``: v is just u without an element of this axis as ``cut`` describes; or the reverse if
-    ``reverse``. Not ``known``: only the equality of their shapes is known.
+    ``reverse``. ``turn``: v is just u R. Not ``known``: only the equality of their shapes is known.
     """
 
     r: Float64 | None = None
@@ -87,11 +102,13 @@ class Relation:
     known: bool = True
     short: int | None = None
     cut: Cut = Cut.COMPLETED
+    turn: Turn | None = None
 
     @property
     def equal(self) -> bool:
         """Whether u = v."""
-        return self.known and self.r is None and self.fiber is None and self.short is None
+        others = (self.r, self.fiber, self.short, self.turn)
+        return self.known and all(each is None for each in others)
 
     @property
     def vacuous(self) -> bool:
@@ -105,7 +122,7 @@ class Relation:
         Both would make v one number per channel, s / (1 - r). Values of different shapes are not
         equal.
         """
-        if self.short is not None:
+        if self.short is not None or self.turn is not None:
             return True
         if self.r is None or self.s is None:
             return self.equal
@@ -122,7 +139,8 @@ class Relation:
         """Return a key shared by relations that the same test proves."""
         arrays = (self.r, self.s)
         numbers = tuple(None if a is None else (a.shape, a.tobytes()) for a in arrays)
-        return (*numbers, self.reverse, self.fiber, self.known, self.short, self.cut)
+        turn = None if self.turn is None else self.turn.key
+        return (*numbers, self.reverse, self.fiber, self.known, self.short, self.cut, turn)
 
     def kept(self, shape: tuple[int, ...]) -> set[int]:
         """Return the sizes of the axes along which the relation has numbers."""
@@ -131,11 +149,15 @@ class Relation:
         sizes = {shape[axis] for axis in axes if axis < len(shape)}
         if self.short is not None:
             sizes |= {shape[self.short], shape[self.short] + self._more}
+        if self.turn is not None:
+            sizes.add(len(self.turn.matrix))
         return sizes
 
     def of(self, sizes: Sizes) -> Relation:
         """Return the relation of smaller tensors."""
-        return self if self.fiber is None else replace(self, fiber=sizes.fiber(self.fiber))
+        fiber = None if self.fiber is None else sizes.fiber(self.fiber)
+        turn = None if self.turn is None else replace(self.turn, fiber=sizes.fiber(self.turn.fiber))
+        return self if fiber is None and turn is None else replace(self, fiber=fiber, turn=turn)
 
     def shape_of_counterpart(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of v for one of u."""
@@ -152,6 +174,8 @@ class Relation:
             return rng.standard_normal(v.shape) * scale
         if self.short is not None:
             return self._resized(v, rng, scale, more=not self.reverse)
+        if self.turn is not None:
+            return rotated(v, self.turn.fiber, self.turn.matrix, back=True)
         u = v
         if self.r is not None and self.s is not None:
             u = _solved(v, self.r, self.s) if self.reverse else self.r * v + self.s
@@ -163,6 +187,8 @@ class Relation:
             return rng.standard_normal(u.shape) * scale
         if self.short is not None:
             return self._resized(u, rng, scale, more=self.reverse)
+        if self.turn is not None:
+            return rotated(u, self.turn.fiber, self.turn.matrix)
         v = u - self._shift(u, rng, scale)
         if self.r is not None and self.s is not None:
             v = self.r * v + self.s if self.reverse else _solved(v, self.r, self.s)

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.stored_rows import paired_rows, stored_rows
-from onnxfold.proof.relation import Cut, Float64, Relation, shortened
+from onnxfold.proof.relation import Cut, Float64, Relation, Turn, shortened
 from onnxfold.proof.sizes import Drawn
-from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
+from onnxfold.weights.edited import EditedTensor, RotatedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
     parts_of_sets,
@@ -24,6 +24,7 @@ from onnxfold.weights.means import (
     split_digits,
     within_rounding,
 )
+from onnxfold.weights.rotations import rotated
 
 Array = npt.NDArray[np.generic]
 
@@ -168,6 +169,17 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
     return True
 
 
+def is_rotated(old: ir.TensorProtocol, new: ir.TensorProtocol, turn: Turn) -> bool:
+    """Whether new = old R along a fiber, elementwise within one rounding and those of the sums."""
+    same = tuple(old.shape.numpy()) == tuple(new.shape.numpy()) and old.dtype == new.dtype
+    if not same or not old.dtype.is_floating_point() or not fits(turn.fiber, old):
+        return False
+    wide = unrounded(old).astype(np.float64)
+    exact = rotated(wide, turn.fiber, turn.matrix)
+    sums = rotated(np.abs(wide), turn.fiber, np.abs(turn.matrix))
+    return within_rounding(new.numpy(), exact, sums)
+
+
 def resized(old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
     """Return the relation of constants that differ by one element along an axis."""
     for long, short in ((old, new), (new, old)):
@@ -229,7 +241,7 @@ def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
         return stored, 0.0
     if bool(np.all(stored == stored.flat[0])) and abs(np.frexp(float(stored.flat[0]))[0]) == 0.5:
         return stored, 0.0
-    if isinstance(tensor, EditedTensor):
+    if isinstance(tensor, EditedTensor | RotatedTensor):
         exact = unrounded(tensor).astype(np.float64)
         if within_rounding(stored, exact, np.abs(exact)):
             return exact, 0.0

@@ -25,12 +25,14 @@ from onnxfold.proof.relation import (
     EQUAL,
     Float64,
     Relation,
+    Turn,
     completed,
     is_small,
     means,
     shortened,
 )
 from onnxfold.proof.roundings import rounds_more
+from onnxfold.weights.rotations import rotated
 
 _MOSTLY = 0.75
 _Bools = npt.NDArray[np.bool_]
@@ -46,6 +48,12 @@ class _Question:
     whole: bool
     fibers: tuple[Fiber, ...] = ()
     lines: bool = False
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def asked_fibers(self) -> tuple[Fiber, ...]:
+        """All fibers along which something is asked."""
+        return (*self.fibers, *(turn.fiber for turn in self.turns))
 
 
 class Tester:
@@ -58,14 +66,20 @@ class Tester:
         self._whole = whole
         self._known: dict[object, object] = {}
 
-    def relation(self, region: Region, fibers: tuple[Fiber, ...], slack: float) -> Relation | None:
+    def relation(
+        self,
+        region: Region,
+        fibers: tuple[Fiber, ...],
+        slack: float,
+        turns: tuple[Turn, ...] = (),
+    ) -> Relation | None:
         """Return the strongest relation found of the outputs, or None.
 
         A relation that is not ``known`` cannot be found by a wider region either. ``fibers``: the
-        fibers along which a shift may be constant; ``slack``: how far roundings of stored constants
-        may move the outputs.
+        fibers along which a shift may be constant; ``turns``: possible rotations; ``slack``: how
+        far roundings of stored constants may move the outputs.
         """
-        named = self._remembered(_Question(region, slack, self._whole, fibers))
+        named = self._remembered(_Question(region, slack, self._whole, fibers, turns=turns))
         return named or self._line(region, slack)
 
     def _line(self, region: Region, slack: float) -> Relation | None:
@@ -102,7 +116,8 @@ class Tester:
         return bool(self._known[key])
 
     def _remembered(self, asked: _Question) -> Relation | None:
-        key = ("relation", asked.region.key, asked.fibers, asked.slack, asked.lines)
+        turns = tuple(turn.key for turn in asked.turns)
+        key = ("relation", asked.region.key, asked.fibers, asked.slack, asked.lines, turns)
         if key not in self._known:
             self._known[key] = _relation(asked)
         found = self._known[key]
@@ -152,7 +167,7 @@ def _relation(asked: _Question) -> Relation | None:
     shown: _Shown = {}
     at_first = LIKE_FIRST if asked.lines else 1
     try:
-        fibers, whole = asked.fibers, asked.whole
+        fibers, whole = asked.asked_fibers, asked.whole
         for draws in samples(asked.region, fibers, whole=whole, at_first=at_first):
             _show(shown, draws)
             if open_ is None:
@@ -234,6 +249,7 @@ def _found(asked: _Question, draws: list[Pair]) -> Iterator[Relation]:
         for u, v in draws
     ):
         return
+    yield from (Relation(turn=turn) for turn in asked.turns)
     yield from (Relation(fiber=fiber) for fiber in asked.fibers)
     for reverse in (False, True) if asked.lines else ():
         found = line([(v, u) if reverse else (u, v) for u, v in draws], asked.slack)
@@ -256,6 +272,8 @@ def _has(relation: Relation, u: Float64, v: Float64, slack: float) -> bool:
         long, short = (v, u) if relation.reverse else (u, v)
         fits = shortened(long.shape, short.shape) == (relation.short,)
         return fits and is_small(long - completed(short, relation.short), long, short)
+    if relation.turn is not None:
+        return _is_turn(u, v, relation.turn)
     if relation.fiber is not None:
         return _is_shift(u, v, relation.fiber)
     if relation.r is None or relation.s is None:
@@ -282,6 +300,13 @@ def _is_shift(u: Float64, v: Float64, fiber: Fiber) -> bool:
     try:
         difference = u - v
         return is_small(difference - means(difference, fiber), u, v)
+    except OnnxfoldError:
+        return False
+
+
+def _is_turn(u: Float64, v: Float64, turn: Turn) -> bool:
+    try:
+        return is_small(v - rotated(u, turn.fiber, turn.matrix), u, v)
     except OnnxfoldError:
         return False
 

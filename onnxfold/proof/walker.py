@@ -37,13 +37,14 @@ from onnxfold.proof.stored import (
     resized,
 )
 from onnxfold.proof.tester import Tester
+from onnxfold.proof.turned_weights import TurnedWeights
 from onnxfold.proof.widening import Widening
 
 _MOST_UNKNOWN = 6
 # The extent of a region: nodes upstream of the value of the rewritten model and of the original; an
 # original is traced to the counterparts of the other's leaves (True) or to any related value.
 _REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
-            (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
+            (3, 3, True), (5, 5, True), (8, 8, True), (12, 12, True))  # fmt: skip
 _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation at any distance
 
 
@@ -71,6 +72,7 @@ class _Walker:
         self._scaled: dict[str, list[ScaledWeight]] = defaultdict(list)
         for claim in certificate.scaled:
             self._scaled[claim.weight].append(claim)
+        self._turned = TurnedWeights(certificate)
         self._widening = Widening(
             after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
         )
@@ -101,6 +103,7 @@ class _Walker:
             tuple(self._failures),
             scaled,
             kinds.count("shifted") + self._absorber.shifted,
+            rotated_weights=kinds.count("rotated"),
         )
 
     def _is_folded(self, value: ir.Value) -> bool:
@@ -139,10 +142,16 @@ class _Walker:
                     if u is None or self._after.tensor(value) is not None:
                         continue  # a stored constant is already related, informative or not
                     relation = self.relation(u, value)
-                    constant = self._match.is_constant(value)
-                    if not (relation.known or constant or self._match.is_guess(value)):
+                    expected = self._match.is_constant(value) or self._match.is_guess(value)
+                    if not (relation.known or expected or self._reads_turned(value)):
                         self._unknown += 1
                         self._origin = self._origin or self._reason(node)
+
+    def _reads_turned(self, v: ir.Value) -> bool:
+        """Whether a value is computed of a turned one, as the square that a norm adds up."""
+        read = ((self._match.originals.get(b), b) for b in operands(v.producer()))
+        known = [(a, b) for a, b in read if a is not None]
+        return any(self._related.get(pair, ANY).turn is not None for pair in known)
 
     def _relate_sources(self) -> None:
         """Relate inputs and constants, because a region may start from any."""
@@ -227,7 +236,7 @@ class _Walker:
         return ANY if shown.vacuous and self._match.is_guess(v) else shown
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
-        """Return the relation of two operands, or none if v corresponds to another value."""
+        """Return the relation of operands in one place, or ANY if v replaces another value."""
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
 
@@ -255,6 +264,10 @@ class _Walker:
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
         factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
+        turned = self._turned.relation(self._before.ref(u), old, new)  # zeros are turned zeros too
+        if turned is not None:
+            self._changed[v] = "rotated"
+            return turned
         zero = bool(factors) and largest(new) == 0  # also its former value times any factor
         if old is new or (not zero and same_tensor(old, new)):
             return EQUAL
@@ -385,7 +398,8 @@ class _Walker:
     def _test_as_given(self, region: Region) -> tuple[Relation | None, Region]:
         slack = max((leaf.slack for leaf in region.leaves), default=0.0)
         fibers = self._fibers_near.of_shift(region)
-        weaker = self._tester.relation(region, fibers, slack)
+        turns = self._fibers_near.of_turn(region)
+        weaker = self._tester.relation(region, fibers, slack, turns)
         if (weaker is not None and (weaker.equal or not weaker.known)) or region.alike:
             return weaker, region
         for choice in self._fibers_near.of_zeros(region):

@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from onnxfold.errors import ModelError
 from onnxfold.norms import NormKind
+from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.findings import Findings
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
@@ -37,6 +39,7 @@ def inspection(
         "schema": SCHEMA,
         "model": {"opset": found.opset, "nodes": found.nodes, "parameters": found.parameters},
         "norms": norms,
+        "centrings": _centrings(findings),
         "deferred_before": [norm.to_json() for norm in findings.deferred_before],
         "excluded_fusions": _excluded(findings),
         "unmatched_exclude": _unmatched(norms, exclude),
@@ -65,8 +68,9 @@ def inspection(
             "decompressed": len(findings.decompressed),
             "without_last": None if findings.without_last is None else len(findings.without_last),
             "restored": None if findings.restored is None else len(findings.restored),
-            "algorithm1": findings.algorithm1,
-            "algorithm1_embed_centred": findings.algorithm1_embed_centred,
+            **_paper(findings),
+            "centrings": len(found.centrings),
+            "folded_centrings": len(plan.centrings),
             "inserted_centerings": len(plan.insertions),
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
@@ -79,6 +83,29 @@ def inspection(
             "moved_by_rounding": sum(row["moves_by_rounding"] for row in norms),
         },
     }
+
+
+def _paper(findings: Findings) -> dict[str, int | None]:
+    """Return the counts by a paper's rules, None where nobody asked for them."""
+    names = [each.name for each in fields(PaperCounts)]
+    return {name: getattr(findings.paper, name, None) for name in names}
+
+
+def _centrings(findings: Findings) -> list[dict[str, Any]]:
+    """Return one row for each subtraction of a mean that no norm contains."""
+    folds = {fold.output: fold for fold in findings.plan.centrings}
+    rows = []
+    for known in findings.description.centrings:
+        fold, reason = folds.get(known["ref"]), findings.refusals.get(known["ref"])
+        rows.append(
+            {
+                **{key: part for key, part in known.items() if key != "ref"},
+                "folded": fold is not None,
+                "reason": None if fold is not None or reason is None else reason.to_json(),
+                "writers": [] if fold is None else list(fold.writers),
+            }
+        )
+    return rows
 
 
 def _prices(findings: Findings) -> dict[str, Any]:

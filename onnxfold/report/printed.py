@@ -37,6 +37,8 @@ def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = F
         console.print(Text(f"note: {refusal['sentence']}"))
     if not document["norms"]:
         console.print("no norms")
+        for line in sentences.centrings(document.get("centrings", ())):
+            console.print(Text(line))
         return
     print_norm_table(console, document, full=full)
     total, *others = norm_lines(document)

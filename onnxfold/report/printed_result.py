@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.report import cautions, sentences
+from onnxfold.report import basis_lines, cautions, sentences
 from onnxfold.report.before_after import refusal_notes
 from onnxfold.report.fitted_tables import shortened
 from onnxfold.report.printed import (
@@ -102,6 +102,9 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
         lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
         yield from (_Line(line) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
+    yield from map(_Line, basis_lines.split(report.get("split_gammas")))
+    yield from map(_Line, basis_lines.rotated(report))
+    yield from map(_Line, basis_lines.scaled(report.get("scaled_streams")))
 
 
 def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:
@@ -144,6 +147,7 @@ def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     for remark in (*notes, *sentences.remarks(inspect)):
         yield _Line(remark, spare=remark == believed)
     yield from _evidence(report)
+    yield from (_Line(line, _CAUTION) for line in sentences.inexact(report.get("inexact")))
     if "output" in report:
         yield from _output(report, source)
     if report.get("before_after") is not None:

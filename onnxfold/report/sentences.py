@@ -264,6 +264,8 @@ def without_sentence(line: str) -> str:
 def remarks(document: Mapping[str, Any]) -> list[str]:
     """Return further remarks on the norms and on the model."""
     said = (
+        *centrings(document.get("centrings", ())),
+        by_paper(document["summary"]),
         roundings(document["summary"]),
         alignment(document["norms"]),
         claimed(document),
@@ -271,6 +273,34 @@ def remarks(document: Mapping[str, Any]) -> list[str]:
         twice(document.get("stored_twice", ())),
     )
     return [line for line in said if line is not None]
+
+
+def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines on means that are subtracted by themselves: how many go, and why not all."""
+    if not rows:
+        return []
+    gone = sum(row["folded"] for row in rows)
+    verb = "moves" if len(rows) == 1 else "move"
+    total = f"{gone} of {counted(len(rows), 'centring')} outside of norms {verb} into the weights"
+    left = [row for row in rows if row["reason"]]
+    counts = Counter(row["reason"]["code"] for row in left)
+    first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(left)}
+    return [total, *(f"{n} x {code}: {first[code]}" for code, n in counts.most_common())]
+
+
+def by_paper(summary: Mapping[str, Any]) -> str | None:
+    """Return the line on the counts by a paper's rules; None where nobody asked for them."""
+    total = summary["layer_norms"]
+    if summary.get("algorithm1") is None or not total:
+        return None
+    counts = [
+        (summary["algorithm1"], "Algorithm 1"),
+        (summary["algorithm1_embed_centred"], "with centred embeddings"),
+        (summary["d2"], "with readers asked (D.2)"),
+        (summary["foldable"], "exactly"),
+    ]
+    said = ", ".join(f"{count} ({count / total:.2%}) {how}" for count, how in counts)
+    return f"of {counted(total, 'LayerNorm')}: {said}"
 
 
 def _of_norm(reason: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -366,3 +396,29 @@ def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
         f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
         "int8 precision; --exclude leaves it"
     )
+
+
+def inexact(document: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines on means that were dropped where they were small, none where none was."""
+    if document is None:
+        return []
+    norms: Sequence[Mapping[str, Any]] = document["norms"]
+    dropped = [norm for norm in norms if norm["reason"] is None]
+    checked = document["verification"]
+    errors = [o["worst"].get("relative") for o in checked["outputs"]]
+    worst = max((error for error in errors if error is not None), default=0.0)
+    lines = [
+        f"inexact: {len(dropped)} of {counted(len(norms), 'LayerNorm')} that stayed are RMSNorms "
+        f"now, whose means are at most {document['drop_means']:g} of the length; outputs err by "
+        f"{worst:.2g} at most, {checked['budget']['relative']:g} is allowed ({checked['data']})"
+    ]
+    for norm in norms:
+        if norm["of_length"] is None:
+            lines.append(f"{norm['name']}: {norm['reason']}")
+            continue
+        what = "dropped" if norm["reason"] is None else f"stays: {norm['reason']}"
+        lines.append(
+            f"{norm['name']}: mean up to {norm['of_length']:.2g} of the length, error "
+            f"{norm['error']:.2g}; {what}"
+        )
+    return lines

@@ -280,6 +280,20 @@ def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     return _product(node, home, k, n, scale=0) if k > 0 and n > 0 else None
 
 
+def _gathered(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
+    """Rows of a table of codes, of which bytes hold several along the last axis."""
+    tensor, scale = constant_tensor(operand(node, 0)), operand(node, 2)
+    if tensor is None or scale is None or scale.dtype is None or len(node.inputs) < 3:
+        return None
+    *rest, last = tensor.shape.numpy()
+    packed = tensor.dtype is ir.DataType.UINT8
+    shape = (*rest, last * 8 // node.attributes.get_int("bits", 4) if packed else last)
+    name = f"onnxfold.shape_equivalent.{node.outputs[0].name}"
+    home.input.append(onnx.helper.make_tensor_value_info(name, scale.dtype.value, shape))
+    axis = node.attributes.get_int("gather_axis", 0)
+    return _made(node, "Gather", [name, _names(node)[1]], axis=axis)
+
+
 def _float_product(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     """DynamicQuantizeMatMul: a float tensor times an integer weight."""
     return _made(node, "MatMul", _names(node)[:2])
@@ -330,6 +344,7 @@ _MAKERS = {
     "FusedConv": _without_activation,
     "FusedGemm": _without_activation,
     "FusedMatMul": _fused_matmul,
+    "GatherBlockQuantized": _gathered,
     "GroupQueryAttention": _group_query,
     "MatMulIntegerToFloat": _integer_product,
     "MatMulNBits": _n_bits,

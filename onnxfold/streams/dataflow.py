@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Reader
+from onnxfold.norms.bare_centrings import BareCentring
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.refusal import Refusal, RefusalCode
@@ -52,27 +53,25 @@ class PointFacts:
 
 @dataclass(frozen=True, slots=True)
 class ZeroMeanGraph:
-    """All points that the norms of a model reach, and the point of each norm's input."""
+    """All points that the norms of a model reach."""
 
     points: Mapping[Point, PointFacts]
-    demands: tuple[tuple[NormSite, Point], ...]
 
 
 def walk_back(
     transfers: ModelTransfers,
-    demands: Iterable[NormSite],
+    demands: Iterable[NormSite | BareCentring],
     assumptions: Assumptions = EXACT,
     overflowing: Collection[str] = (),
 ) -> ZeroMeanGraph:
-    """Walk back from ``demands`` of the recognized norms; unknown operators end the walk.
+    """Walk back from ``demands``, which subtract a mean; unknown operators end the walk.
 
-    unknown operators end the walk. ``overflowing`` are references of weights that cannot be
+    ``overflowing`` are references of weights that cannot be
     centered, for any reader.
     """
     walk = _Walk(transfers, assumptions, overflowing)
-    asked = tuple((site, Point(site.input, site.fiber)) for site in demands)
-    walk.run([point for _, point in asked])
-    return ZeroMeanGraph(_with_zero_means(walk.points()), asked)
+    walk.run([Point(site.input, site.fiber) for site in demands])
+    return ZeroMeanGraph(_with_zero_means(walk.points()))
 
 
 @dataclass(frozen=True, slots=True)

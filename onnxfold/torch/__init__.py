@@ -7,6 +7,7 @@ except ModuleNotFoundError as error:
         "onnxfold.torch needs PyTorch: pip install 'onnxfold[torch]'", name="torch"
     ) from error
 
+from onnxfold.torch.compression import CRMSNorm, compress, decompress
 from onnxfold.torch.folding import DropoutChoice, FoldReport, bake, fold, unfold
 from onnxfold.torch.modules import RMSNorm
 from onnxfold.torch.parametrization import CentredWeight, cbwc, centred
@@ -14,6 +15,7 @@ from onnxfold.torch.streams import AnglesCallback, StreamStatistics
 
 __all__ = [
     "AnglesCallback",
+    "CRMSNorm",
     "CentredWeight",
     "DropoutChoice",
     "FoldReport",
@@ -22,6 +24,8 @@ __all__ = [
     "bake",
     "cbwc",
     "centred",
+    "compress",
+    "decompress",
     "fold",
     "unfold",
 ]

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -13,8 +13,9 @@ from torch.nn.utils import parametrize
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.options import member
 from onnxfold.torch.analysis import Analysis, Changes, analyse
+from onnxfold.torch.compression import decompress
 from onnxfold.torch.exporting import Arguments
-from onnxfold.torch.modules import CentredOutput, RMSNorm
+from onnxfold.torch.modules import CentredOutput, RMSNorm, replace
 from onnxfold.torch.norm_calls import NormCalls
 from onnxfold.torch.parametrization import CentredWeight
 from onnxfold.torch.verification import (
@@ -48,7 +49,8 @@ class FoldReport:
     ``folded``: norms that are now RMSNorms. ``left``: the others, with the reason. ``centred``:
     parameters that are centered. ``recentred``: modules whose output is centered: tied embeddings
     and, on request, dropouts. ``exact_in_training``: whether outputs and gradients in training
-    equal the original model's; None if that was not checked.
+    equal the original model's; None if that was not checked. ``inexact``: norms that are RMSNorms
+    although their input has a mean, with the reason why they do not fold.
     """
 
     folded: tuple[str, ...]
@@ -56,9 +58,14 @@ class FoldReport:
     centred: tuple[str, ...]
     recentred: tuple[str, ...]
     exact_in_training: bool | None
+    inexact: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.folded)} of {len(self.folded) + len(self.left)} norms are RMSNorms"]
+        norms = len(self.folded) + len(self.left) + len(self.inexact)
+        lines = [f"{len(self.folded)} of {norms} norms are RMSNorms"]
+        if self.inexact:
+            lines.append(f"{len(self.inexact)} more are RMSNorms though their input has a mean")
+        lines += [f"inexact: {name}: {reason}" for name, reason in self.inexact.items()]
         lines += [f"left: {n or 'the model itself'}: {reason}" for n, reason in self.left.items()]
         return "\n".join(lines)
 
@@ -69,6 +76,7 @@ def fold(
     *,
     training: bool = True,
     dropout: DropoutChoice | str = DropoutChoice.REFUSE,
+    inexact: bool = False,
 ) -> FoldReport:
     """Let a model compute with RMSNorm wherever that is exactly its LayerNorm, and train on.
 
@@ -82,6 +90,10 @@ def fold(
     decides what happens if a dropout after a linear layer creates a mean in training: "refuse"
     leaves such norms, "keep" folds them, which is exact only in evaluation, and "recentre" removes
     the mean from the dropout's output.
+
+    ``inexact`` also puts RMSNorm in the place of the nn.LayerNorms that do not fold, with their
+    gamma and beta: another function, which is to be trained on.  Nothing shows how far it is from
+    the model as it was; ``report.inexact`` names them.
 
     Outputs and gradients are compared in float64 with random parameters before anything changes.
     Raises ModelError if the model cannot be exported or run this way, VerificationError if the
@@ -102,17 +114,29 @@ def fold(
     analysis = analyse(exported, arguments)
     strict = training and choice is not DropoutChoice.KEEP
     changes, recentred = _settle(original, analysis, wide, recentred, strict=strict)
-    inexact = _inexact(original, changes, wide) if training and not strict else {}
-    if inexact:
-        warnings.warn(_loudly(inexact), stacklevel=2)
+    reading = _inexact(original, changes, wide) if training and not strict else {}
+    if reading:
+        warnings.warn(_loudly(reading), stacklevel=2)
     _apply(model, changes, recentred)
+    forced = _force(model, changes.left) if inexact else {}
     return FoldReport(
         changes.norms,
-        changes.left,
+        {name: why for name, why in changes.left.items() if name not in forced},
         tuple(str(writer) for writer in changes.writers),
         (*changes.tables, *recentred),
-        not inexact if training else None,
+        not (reading or forced) if training else None,
+        forced,
     )
+
+
+def _force(model: nn.Module, left: Mapping[str, str]) -> dict[str, str]:
+    """Put RMSNorm in the place of the LayerNorms that do not fold; return them with the reasons."""
+    found = {n: why for n, why in left.items() if isinstance(model.get_submodule(n), nn.LayerNorm)}
+    for name in found:
+        norm = model.get_submodule(name)
+        if isinstance(norm, nn.LayerNorm):  # a shared one was replaced under its first name
+            replace(model, norm, RMSNorm.of(norm))
+    return found
 
 
 def _settle(
@@ -203,17 +227,9 @@ def _apply(model: nn.Module, changes: Changes, recentred: list[str]) -> None:
         if name in changes.called:
             NormCalls.put(norm, fold=True)
         else:
-            _replace(model, norm, RMSNorm.of(norm, changes.written.get(name)))
+            replace(model, norm, RMSNorm.of(norm, changes.written.get(name)))
     for name in changes.kept:
         NormCalls.put(model.get_submodule(name), fold=False)
-
-
-def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace a module by another in all its places."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is old:
-                parent._modules[name] = new
 
 
 def bake(model: M) -> M:
@@ -230,15 +246,16 @@ def unfold(model: M) -> M:
     """Undo :func:`fold`: restore the original norms, with the current parameters.
 
     The weights are the ones that were trained, W; for a baked model, V, with which the norms
-    compute the same.
+    compute the same. A compressed model gets its last channel back, unless it was baked.
     """
+    decompress(model)
     _remove(model, keep_centred=False)
     for module in model.modules():
         CentredOutput.remove(module)
         NormCalls.remove(module)
     for norm in [module for module in model.modules() if isinstance(module, RMSNorm)]:
         norm.original.train(norm.training)
-        _replace(model, norm, norm.original)
+        replace(model, norm, norm.original)
     return model
 
 

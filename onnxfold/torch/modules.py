@@ -100,15 +100,22 @@ class RMSNorm(nn.Module):
 
 
 class CentredOutput:
-    """A forward hook that subtracts the mean over the last axis from a module's output."""
+    """A forward hook that subtracts the mean over the last axis from a module's output.
+
+    If ``short``, it also drops the last channel, which the others determine.
+    """
+
+    def __init__(self, *, short: bool = False):
+        self.short = short
 
     def __call__(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        return centred(output, -1)
+        y = centred(output, -1)
+        return y[..., :-1] if self.short else y
 
     @staticmethod
-    def put(module: nn.Module) -> None:
+    def put(module: nn.Module, *, short: bool = False) -> None:
         """Center the output of a module from now on."""
-        module.register_forward_hook(CentredOutput())
+        module.register_forward_hook(CentredOutput(short=short))
 
     @staticmethod
     def remove(module: nn.Module) -> None:
@@ -125,3 +132,11 @@ class CentredOutput:
             for name, module in model.named_modules()
             if any(isinstance(hook, CentredOutput) for hook in module._forward_hooks.values())
         }
+
+
+def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever that stands."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is old:
+                parent._modules[name] = new

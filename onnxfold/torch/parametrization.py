@@ -39,7 +39,8 @@ def centred(W: Tensor, dim: int, groups: int = 1, dtype: torch.dtype | None = No
 class CentredWeight(nn.Module):
     """The parametrization W -> P W along ``dim``; a value assigned to the weight becomes W.
 
-    ``order``: the original names of the layer's parameters, for undoing it.
+    ``order``: the original names of the layer's parameters, for undoing it. ``short``: the last
+    output is left out, which the others determine (compression.py).
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class CentredWeight(nn.Module):
     ):
         super().__init__()
         self.dim, self.groups, self.dtype, self.order = dim, groups, dtype, order
+        self.short = False
 
     def forward(self, W: Tensor) -> Tensor:
-        return centred(W, self.dim, self.groups, self.dtype)
+        V = centred(W, self.dim, self.groups, self.dtype)
+        return V.narrow(self.dim, 0, V.shape[self.dim] - 1) if self.short else V
 
     def right_inverse(self, V: Tensor) -> Tensor:
         return V

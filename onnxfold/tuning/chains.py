@@ -26,10 +26,13 @@ _EXACT: Mapping[Device, str] = {
         unflatten > fusions > optimizer > fold-kernels
         fold-kernels
         fold-ort
+        unflatten > attention > fold-kernels
         optimizer > fold-kernels
         optimizer
         unflatten > fusions > optimizer
+        unflatten > attention
         unflatten > fusions > optimizer > fold-ort
+        unflatten > attention > optimizer > fold-kernels
         optimizer > fold-ort
         unflatten > fusions
         unflatten > fusions > fold-kernels
@@ -50,6 +53,7 @@ _EXACT: Mapping[Device, str] = {
         fold-kernels
         optimizer > fold-ort
         fold-ort
+        unflatten > attention > optimizer
         unflatten > fusions
         script > optimizer
         fusions
@@ -60,7 +64,9 @@ _REDUCED: Mapping[Device, str] = {
     Device.CPU: """
         unflatten > untie > fold-kernels > *
         *
+        unflatten > untie > attention > fold-kernels > *
         unflatten > untie > *
+        unflatten > untie > attention > *
         unflatten > untie > fusions > optimizer > fold-kernels > *
         optimizer > fold-kernels > *
         unflatten > untie > fold-ort > *
@@ -80,6 +86,7 @@ _REDUCED: Mapping[Device, str] = {
         unflatten > fusions > optimizer > fold-ort > *
         unflatten > fusions > optimizer > * > fold-kernels
         optimizer > * > fold-kernels
+        unflatten > attention > optimizer > *
         fold-ort > *
         * > optimizer
         fold-kernels > *
@@ -92,7 +99,13 @@ _REDUCING: Mapping[TargetPrecision, Chain] = {
     TargetPrecision.INT8: ("int8", "int8-channel", "int8-static", "int8-blocks32"),
     TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }
-_ALTERNATIVES = 4
+# What makes the streams of a model lose less by a precision; such a chain comes after two others.
+_BASES: Mapping[TargetPrecision, str] = {
+    TargetPrecision.FP16: "scale-streams",
+    TargetPrecision.INT8: "rotate",
+    TargetPrecision.INT4: "rotate",
+}
+_ALTERNATIVES, _BEFORE_BASES = 4, 2
 
 
 def chains(options: TuneOptions) -> tuple[Chain, ...]:
@@ -143,6 +156,8 @@ def _of_precision(precision: TargetPrecision, options: TuneOptions) -> Iterator[
     first, *others = _REDUCING[precision]
     patterns = list(_listed(_REDUCED[options.device], parsed=False))
     for number, pattern in enumerate(patterns):
+        if number == _BEFORE_BASES:
+            yield (_BASES[precision], first)
         for step in (first, *(others if number < _ALTERNATIVES else ())):
             yield tuple(step if name == "*" else name for name in pattern)
 

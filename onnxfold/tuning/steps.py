@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import onnx
 import onnx_ir as ir
@@ -69,30 +69,50 @@ class Slim(ToolStep):
         _write_proto(made, output)
 
 
-class Unflatten(ToolStep):
+class OwnStep(ToolStep):
+    """A rewriting of ours for other tools, which must be proved."""
+
+    @abstractmethod
+    def made(self, model: ir.Model) -> ir.Model:
+        """Return the rewritten model; raises NotRewritten."""
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _write(self.made(model_io.load(source)), output)
+
+
+class Unflatten(OwnStep):
     """Products of flattened rows as products of unflattened rows, which fusions expect."""
 
     name = "unflatten"
 
-    def apply(self, source: Path, output: Path, context: Context) -> None:
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.rewriting import rewritten
         from onnxfold.tuning.unflatten import unflatten
 
-        model = model_io.load(source)
-        unflatten(model)
-        _write(model, output)
+        return rewritten(model, unflatten)
 
 
-class Untie(ToolStep):
+class Untie(OwnStep):
     """Weights that products read transposed, stored transposed, as quantizers expect."""
 
     name = "untie"
 
-    def apply(self, source: Path, output: Path, context: Context) -> None:
-        from onnxfold.tuning.untie import untie
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.rewriting import rewritten
+        from onnxfold.tuning.untie import tied_again, untie
 
-        model = model_io.load(source)
-        untie(model)
-        _write(model, output)
+        return rewritten(model, untie, tied_again)
+
+
+class JoinAttention(OwnStep):
+    """Attention in pieces as ONNX Runtime's operator, where libraries do not see it."""
+
+    name = "attention"
+
+    def made(self, model: ir.Model) -> ir.Model:
+        from onnxfold.tuning.join_attention import with_joined_attention
+
+        return with_joined_attention(model)
 
 
 class ScriptOptimizer(ToolStep):
@@ -151,17 +171,26 @@ class FoldStep(ToolStep):
         return f"fold-{self.target}"
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        import numpy as np
-
-        from onnxfold.model_io.sources import open_source
-        from onnxfold.options import Options
-        from onnxfold.pipeline import run
-        from onnxfold.pipeline.stage_timer import StageTimer
-
         device = context.device if self.target is Target.ORT else Device.CPU
-        options = Options(target=self.target, device=device, check=0, force=True)
-        with np.errstate(all="ignore"):
-            run(open_source(source), output, options, StageTimer(None))
+        _optimize(source, output, target=self.target, device=device)
+
+
+class ScaleStreams(ToolStep):
+    """onnxfold optimize --scale-streams auto: before float16, where a stream overflows it."""
+
+    name = "scale-streams"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _optimize(source, output, scale_streams="auto")
+
+
+class Rotate(ToolStep):
+    """onnxfold optimize --rotate hadamard: before int8 and int4, where channels have outliers."""
+
+    name = "rotate"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _optimize(source, output, rotate="hadamard", allow_split=_EMBEDDED_BYTES)
 
 
 class Half(ToolStep):
@@ -280,10 +309,13 @@ STEPS: Mapping[str, ToolStep] = {
         Slim(),
         Unflatten(),
         Untie(),
+        JoinAttention(),
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),
         *(FoldStep(target) for target in Target),
+        ScaleStreams(),
+        Rotate(),
         Half(),
         DynamicInt8(),
         ChannelInt8(),
@@ -291,6 +323,19 @@ STEPS: Mapping[str, ToolStep] = {
         *(Blocks(bits, block) for bits, block in ((4, 32), (4, 128), (8, 32))),
     )
 }
+
+
+def _optimize(source: Path, output: Path, **chosen: Any) -> None:
+    """Run the passes of `onnxfold optimize`, proved and not run: the end of a chain is checked."""
+    import numpy as np
+
+    from onnxfold.model_io.sources import open_source
+    from onnxfold.options import Options
+    from onnxfold.pipeline import run
+    from onnxfold.pipeline.stage_timer import StageTimer
+
+    with np.errstate(all="ignore"):
+        run(open_source(source), output, Options(check=0, force=True, **chosen), StageTimer(None))
 
 
 def _write(model: ir.Model, output: Path) -> None:

@@ -51,7 +51,7 @@ def _rewritten(gemm: ir.Node, shapes: Shapes) -> bool:
     if bias is not None:
         nodes.append(ir.node("Add", [nodes[-1].outputs[0], bias]))
     replace_node(restore, nodes, {0: nodes[-1].outputs[0]})
-    sweep([gemm])
+    sweep([flatten, gemm])
     return True
 
 

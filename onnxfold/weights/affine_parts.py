@@ -82,6 +82,14 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
     return np.asarray((chunk * factor).sum(axis=summed))
 
 
+def first_halves(vector: Float64, rows: int) -> Float64:
+    """Return a vector as the first halves of so many rows, beside zeros; as it is for no rows."""
+    if not rows:
+        return vector
+    wide = vector.reshape(rows, -1)
+    return np.concatenate([wide, np.zeros_like(wide)], axis=1).reshape(-1)
+
+
 def column_maxima(
     W: Weight, shape: tuple[int, ...], factor: Float64, outer: Channels
 ) -> tuple[Float64, Float64]:

@@ -14,11 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
+from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
-from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.affine_parts import first_halves, weighted_sum
+from onnxfold.weights.dequantised import QuantisedWeight
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
+from onnxfold.weights.rotations import rotated
 
 _PART_BYTES = 16 << 20
 # The bits of a half float without its sign, which are ordered by magnitude, and those of 2^-12.
@@ -33,12 +36,13 @@ class Product:
 
     def __init__(
         self,
-        weight: ir.TensorProtocol,
+        weight: ir.TensorProtocol | QuantisedWeight,
         vector: Float64,
         inner: Channels,
         outer: Channels,
         factor: float = 1.0,
         part: slice = slice(None),
+        halves: int = 0,
     ):
         self._weight = weight
         self._vector = vector
@@ -46,14 +50,18 @@ class Product:
         self._outer = outer
         self._factor = factor
         self._part = part
+        self._halves = halves
 
     @cached_property
     def value(self) -> Float64:
-        """The vector, one element for each channel of ``outer``, or its ``part``."""
+        """The vector, one element for each channel of ``outer``, or its ``part``.
+
+        If there are ``halves``, it lies in the first halves of so many rows, next to zeros.
+        """
         shape = tuple(self._weight.shape.numpy())
-        W = evaluated(self._weight)
+        W = self._weight if isinstance(self._weight, QuantisedWeight) else evaluated(self._weight)
         total = weighted_sum(W, shape, self._vector, self._inner, self._outer)
-        return self._factor * total[self._part]
+        return first_halves(self._factor * total[self._part], self._halves)
 
 
 class EditedTensor(ir.LazyTensor):
@@ -118,6 +126,42 @@ class EditedTensor(ir.LazyTensor):
             raise WeightOverflowError(f"weight '{self.name}' {error}") from error
 
 
+class RotatedTensor(ir.LazyTensor):
+    """A tensor of which every set of a fiber is multiplied by an orthogonal matrix, rounded once.
+
+    Of another one it goes on from the numbers before their rounding.
+    """
+
+    def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
+        self.base, self._fiber, self._matrix = base, fiber, matrix
+        super().__init__(
+            self._compute,
+            dtype=base.dtype,
+            shape=ir.Shape(base.shape.numpy()),
+            name=name,
+            doc_string=base.doc_string,
+            metadata_props=dict(base.metadata_props),
+            cache=False,
+        )
+
+    def __repr__(self) -> str:
+        # That of the base class shows the bound method, and so this tensor, without end.
+        return f"RotatedTensor({self.base!r}, name={self.name!r})"
+
+    def exact(self) -> Float64:
+        """Return the numbers in float64."""
+        return rotated(unrounded(self.base).astype(np.float64), self._fiber, self._matrix)
+
+    def _compute(self) -> ir.TensorProtocol:
+        with np.errstate(over="ignore"):
+            array = self.exact().astype(self.dtype.numpy())
+        if not np.isfinite(array.astype(np.float64)).all():
+            raise WeightOverflowError(
+                f"weight '{self.name}' would leave the range of {self.dtype}, or holds inf or NaN"
+            )
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+
 def edited(tensor: ir.TensorProtocol, edit: Edit, name: str) -> EditedTensor:
     """Return the tensor with one more edit."""
     if isinstance(tensor, EditedTensor):
@@ -145,6 +189,8 @@ def evaluated(tensor: ir.TensorProtocol) -> Evaluation:
 
 def unrounded(tensor: ir.TensorProtocol) -> Array:
     """Return an edited tensor in float64 before its rounding; any other tensor as it is stored."""
+    if isinstance(tensor, RotatedTensor):
+        return tensor.exact()
     if not isinstance(tensor, EditedTensor):
         return tensor.numpy()
     result = np.empty(tuple(tensor.shape.numpy()) or (1,))

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from onnxfold.checkpoint import fold_checkpoint
 from onnxfold.checkpoint.families import FAMILIES
+from onnxfold.errors import ModelError
 
 WIDTH, WORDS, TOKENS = 32, 48, 9
 _SIZES = {
@@ -41,23 +42,44 @@ _GPT = {
     "eos_token_id": 2,
 }
 _OPT = {**_SIZES, "ffn_dim": 40, "word_embed_proj_dim": WIDTH}
+_HEADS = {"num_attention_heads": 4}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _OWN: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "gptj": {**_GPT, "rotary_dim": 4},
     "opt": {key: value for key, value in _OPT.items() if key != "num_key_value_heads"},
     "gpt_neox": {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"},
     **{kind: {**_SIZES, "head_dim": 8} for kind in ("gemma", "gemma2", "gemma3_text")},
+    **{
+        kind: {**_SIZES, "head_dim": 8} for kind in ("ernie4_5", "exaone4", "glm", "glm4", "helium")
+    },
+    "seed_oss": {**_SIZES, "head_dim": 8},
+    "bloom": {"vocab_size": WORDS, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4},
+    "falcon": {"vocab_size": WORDS, "hidden_size": WIDTH, "num_hidden_layers": 2} | _HEADS,
+    "gpt_oss": {**_SIZES, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_SIZES, **_EXPERTS, "shared_expert_intermediate_size": 24},
+    "qwen3_moe": {**_SIZES, **_EXPERTS, "head_dim": 8},
+    "olmoe": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
 }
 # Which norms of the two layers and the last one change, when the head is not the embedding.
 _WEIGHTLESS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "mixtral"), 5),
-    **dict.fromkeys(("gpt2", "opt", "starcoder2", "gpt_neox"), 4),
-    "gptj": 1,  # its queries lack a bias for beta, its head has one
+    **dict.fromkeys(("arcee", "ernie4_5", "helium", "seed_oss", "smollm3"), 5),
+    **dict.fromkeys(("glm", "glm4", "olmoe", "qwen2_moe", "qwen3_moe"), 5),
+    **dict.fromkeys(("cohere", "cohere2", "gpt_oss"), 3),
+    **dict.fromkeys(("exaone4", "olmo2", "olmo3"), 1),  # the last: the others add to the stream
+    **dict.fromkeys(("gpt2", "opt", "starcoder2", "gpt_neox", "bloom"), 4),
+    **dict.fromkeys(("falcon", "olmo"), 0),  # no biases; no gammas
+    "gptj": 1,  # its queries have no bias for beta, its head has
     "phi": 3,
     "stablelm": 0,
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 0),
 }
 _LAYER_NORMS = {
+    "cohere": 3,
+    "cohere2": 3,
+    "falcon": 3,
+    "olmo": 5,
     "gpt2": 5,
     "gptj": 3,
     "gpt_neox": 5,
@@ -133,6 +155,47 @@ def test_models_with_a_shared_embedding_stay_right(tmp_path: Path, kind: str) ->
     before, after = errors(model, tmp_path / "out")
     assert after <= 2 * before
     assert not fold_checkpoint(tmp_path / "in", to="rms").folded
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        ("falcon", {"new_decoder_architecture": True}, "new_decoder_architecture"),
+        ("falcon", {"parallel_attn": False}, "parallel_attn"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+        ("qwen2_moe", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        ("nemotron", {}, "model_type 'nemotron' is not known"),  # it multiplies by 1 + g
+        ("phimoe", {}, "model_type 'phimoe' is not known"),
+    ],
+)
+def test_other_variants_are_refused_by_name(
+    tmp_path: Path, kind: str, options: dict[str, Any], says: str
+) -> None:
+    made(kind, tie_word_embeddings=False, **options).save_pretrained(tmp_path / "in")
+    with pytest.raises(ModelError, match=says):
+        fold_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_stream_that_begins_at_a_norm_keeps_its_mean(tmp_path: Path) -> None:
+    made("bloom", tie_word_embeddings=False).save_pretrained(tmp_path / "in")
+    left = fold_checkpoint(tmp_path / "in", tmp_path / "out", to="rms").left
+    assert len(left) == 6
+    assert "'word_embeddings_layernorm', whose gamma and beta" in left["transformer.ln_f"]
+
+
+def test_a_gamma_of_what_is_added_to_the_stream_breaks_the_model_elsewhere(tmp_path: Path) -> None:
+    """OLMo2's norms stand where Llama's names would have them read by the feed-forward layers."""
+    model = made("olmo2", tie_word_embeddings=False)
+    model.save_pretrained(tmp_path / "in")
+    norm = "model.layers.0.post_attention_layernorm.weight"
+    readers = [f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
+    changes = {norm: lambda tensors: np.ones_like(tensors[norm])}
+    for name in readers:
+        changes[name] = lambda tensors, name=name: tensors[name] * tensors[norm]
+    wrong = forced(tmp_path / "in", tmp_path / "out", dict(reversed(changes.items())))
+    assert rms(logits(wrong) - logits(model)) > 0.01 * rms(logits(model))
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])

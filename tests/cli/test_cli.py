@@ -58,6 +58,18 @@ def test_inspect_json_keeps_its_contract(
     }
 
 
+def test_what_a_paper_counts_is_counted_where_asked(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = ("algorithm1", "algorithm1_embed_centred", "d2")
+    for asked in ([], ["--paper"]):
+        assert run(monkeypatch, "inspect", model, "--json", *asked) == 0
+        summary = json.loads(capsys.readouterr().out)["summary"]
+        assert all((summary[count] is not None) == bool(asked) for count in counts)
+    assert run(monkeypatch, "inspect", model, "--paper") == 0
+    assert "Algorithm 1, " in capsys.readouterr().out
+
+
 def test_the_report_holds_inspection_proof_verification_and_output(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,13 +116,21 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     only_here = {
         "change_readers",
         "convert_to",
+        "data",
         "device",
+        "drop_means",
         "dry_run",
         "force",
+        "max_error",
         "multiple_of",
         "noise_limit",
+        "rotate",
+        "rotation_seed",
+        "scale_margin",
+        "scale_streams",
         "share_weights",
         "shift",
+        "split_gamma",
         "target",
     }  # not of every command
     assert set(defaults) - set(given) == only_here

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.operators.sample import Array, Dims, Draw, Operand, Sample
+from tests.operators.sample import Array, Dims, Draw, Operand, Sample, fixed
 
 __all__ = ["LINEAR"]
 
@@ -145,6 +145,55 @@ def _conv_transpose(arrays: list[Array | None], attributes: dict[str, Any]) -> l
     return [y]
 
 
+def _matmul_blocks(draw: Draw) -> Sample:
+    """A product with codes of few bits, in float64 as onnx has no evaluator of it."""
+    bits, block = draw.pick((2, 4, 8)), draw.pick((4, 8))
+    inner, out = draw.number(1, 20), draw.number(1, 5)
+    blocks = -(-inner // block)
+    sizes = {"K": inner, "N": out, "bits": bits, "block_size": block}
+    rng = np.random.default_rng(draw.number(0, 1 << 30))
+    codes = rng.integers(0, 256, (out, blocks, block * bits // 8), np.uint8)
+    zeros: Operand | None = None
+    if draw.chance(0.5):
+        zeros = fixed(rng.integers(0, 256, (out, -(-blocks * bits // 8)), np.uint8))
+    bias = draw.floats((out,)) if draw.chance(0.5) else None
+    x: Dims = (*draw.dims(0, 2), inner)
+    scales = fixed(rng.uniform(0.5, 1.0, (out, blocks)))
+    operands: list[Operand | None] = [draw.floats(x, constant=0.0), fixed(codes), scales]
+    operands += [zeros, None, bias] if bias is not None else [zeros]
+    return Sample(
+        "MatMulNBits",
+        17,
+        tuple(operands),
+        sizes,
+        draw.size_of,
+        domain="com.microsoft",
+        function=_of_blocks,
+        output_dims=(*x[:-1], out),
+    )
+
+
+def _of_blocks(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    """Each number of the weight by itself: a code, and the zero point and scale of its block."""
+    x, codes, scales, zeros, _, bias = [*arrays, None, None][:6]
+    if x is None or codes is None or scales is None:
+        raise AssertionError("an operand is missing")
+    bits, block, inner = (attributes[name] for name in ("bits", "block_size", "K"))
+    weight = np.zeros((attributes["N"], inner))
+    for row, column in np.ndindex(*weight.shape):
+        own = column // block
+        zero = 2 ** (bits - 1) if zeros is None else _code(zeros[row], own, bits)
+        code = _code(codes[row, own], column % block, bits)
+        weight[row, column] = (code - zero) * scales[row, own]
+    y = np.einsum("...k,nk->...n", x, weight)
+    return [y if bias is None else y + bias]
+
+
+def _code(packed: Array, index: int, bits: int) -> int:
+    byte, place = divmod(index * bits, 8)
+    return int(packed[byte]) >> place & (1 << bits) - 1
+
+
 _EQUATIONS = (
     "ij,jk->ik",
     "bij,jk->bik",
@@ -194,4 +243,5 @@ LINEAR: dict[tuple[str, str], Any] = {
     ("", "Conv"): _conv(transposed=False),
     ("", "ConvTranspose"): _conv(transposed=True),
     ("", "Einsum"): _einsum,
+    ("com.microsoft", "MatMulNBits"): _matmul_blocks,
 }

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.operators.families.elementwise import factors_behind
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.shapes import infer
 
 
@@ -28,5 +28,7 @@ def test_channels_that_a_product_spreads_are_others(
     view = infer(ir.from_proto(onnx.parser.parse_model(text)))
     (node,) = view.nodes()
     last = x.count(",")
-    found = factors_behind(view, node, 0, Fiber((AxisBlock(last, 1, size, 1),)))
+    known = map_of(view, node)
+    assert isinstance(known, IndexMap)
+    found = known.image(Fiber((AxisBlock(last, 1, size, 1),)), known.operand(0), known.output)
     assert found == (None if axis is None else Fiber((AxisBlock(axis, 1, size, 1),)))

@@ -24,6 +24,7 @@ RUN_BY = {
     "geometry.md": "tests/geometry/test_page.py",
     "index.md": "tests/project/test_readme.py",
     "pipeline.md": "tests/project/test_pipeline_page.py",
+    "precision.md": "tests/passes/basis/test_precision_page.py",
     "runtimes.md": "tests/project/test_commands.py",
     "training.md": "tests/training/test_training_pages.py",
     "verify.md": "tests/check/test_verify_page.py",

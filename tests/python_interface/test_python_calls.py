@@ -68,6 +68,8 @@ def test_the_arguments_are_the_options_with_their_defaults() -> None:
     given = {n: d for n, d in options.items() if n not in conversion}
     assert _named(onnxfold.optimize) == given | {"progress": None}
     moves = ("fuse_affine", "fuse_residual", "defer", "defer_means", "range_limit", "convert_to")
+    moves += ("scale_streams", "scale_margin", "drop_means", "data", "max_error")
+    moves += ("rotate", "rotation_seed", "split_gamma")
     given = {n: d for n, d in options.items() if n not in moves}
     assert _named(onnxfold.convert) == given | {"to": inspect.Parameter.empty, "progress": None}
     others = ("precisions", "timed")

@@ -71,6 +71,10 @@ def shape_of(call: str, opset: int = 17, results: str = "h"):
         ("com.microsoft.EmbedLayerNormalization(ids, , matrix)", ("B", "T", 8)),
         ("com.microsoft.RotaryEmbedding(q)", ("B", 4, "T", 8)),
         ("com.microsoft.MatMulNBits<K=8, N=6>(x, nibbles, s)", ("B", "T", 6)),
+        (
+            "com.microsoft.GatherBlockQuantized<block_size=16, quantize_axis=2>(nibbles, ids, s)",
+            ("B", "T", 1, 8),
+        ),
         ("com.microsoft.DynamicQuantizeMatMul(x, d, s)", ("B", "T", 6)),
         ("com.microsoft.MatMulIntegerToFloat(c, d, s, s)", ("B", "T", 6)),
         ("com.microsoft.QAttention<num_heads=2>(c, packed8, g, s, s)", ("B", "T", 8)),

@@ -16,6 +16,7 @@ from tests.soundness.random_graphs import (
     carriers,
     chain_graph,
     chains,
+    gated,
     merged,
     projection_graph,
     projections,
@@ -114,6 +115,7 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     wanted |= {f"carrier {kind}" for kind in carriers.KINDS}
     wanted |= {f"part with {step}" for step in projections.STEPS}
     wanted |= {f"chain {kind}" for kind in chains.CROSSINGS}
+    wanted |= {f"gate {kind}" for kind in gated.GATES}
     wanted |= {f"row {kind}" for kind in merged.ROWS}
     wanted |= {f"part {kind}" for kind in merged.PARTS}
     wanted |= {f"end {kind}" for kind in merged.ENDS}

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: make test-training installs it")
@@ -62,6 +63,36 @@ def test_outputs_and_gradients_stay(name: str) -> None:
             outcome(original, dict(original.named_parameters()), wide(inputs), training),
             outcome(model, parameters, wide(inputs), training),
         )
+
+
+@pytest.mark.parametrize("name", ["swin", "bart"])
+def test_what_does_not_fold_is_forced_where_that_is_asked(name: str) -> None:
+    model, inputs = MODELS[name]()
+    varied(model).double()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        truth = called(model.eval(), wide(inputs))
+    report = fold(model, wide(inputs), inexact=True)
+    folded, norms = EXPECTED[name]
+    assert len(report.folded) == folded
+    assert len(report.inexact) == norms - folded
+    assert not report.left
+    assert report.exact_in_training is False
+    assert all(report.inexact.values())
+    assert f"{norms - folded} more are RMSNorms though their input has a mean" in str(report)
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+    with torch.no_grad():
+        assert distance(called(model, wide(inputs)), truth) > 1e-3 * float(truth.abs().max())
+    forced = model.get_submodule(next(iter(report.inexact)))
+    x = np.random.default_rng(0).normal(2, 1, size=(5, *forced.normalized_shape))
+    weight, bias = (part.detach().numpy() for part in (forced.weight, forced.bias))
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + forced.eps) * weight + bias
+    found = forced(torch.from_numpy(x)).detach().numpy()
+    assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+    unfold(model)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    with torch.no_grad():
+        assert torch.equal(called(model, wide(inputs)), truth)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit", "encoder"])

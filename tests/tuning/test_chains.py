@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from onnxfold.errors import UsageError
 from onnxfold.options import Device
 from onnxfold.tuning.chains import chains, needs_kernels, parse, precision_of, spelled
+from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
-from onnxfold.tuning.steps import STEPS
+from onnxfold.tuning.steps import STEPS, Context
+from tests.passes.basis.wide_streams import wide_stream
 
 _ALL = (TargetPrecision.FP32, TargetPrecision.FP16, TargetPrecision.INT8, TargetPrecision.INT4)
 
@@ -76,3 +80,32 @@ def test_other_precisions_stay_out() -> None:
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         TuneOptions(**options)  # type: ignore[arg-type]
+
+
+def test_streams_are_scaled_before_float16_and_rotated_before_integers() -> None:
+    expected = {
+        TargetPrecision.FP16: ("scale-streams", "fp16"),
+        TargetPrecision.INT8: ("rotate", "int8"),
+        TargetPrecision.INT4: ("rotate", "int4-blocks32"),
+    }
+    for precision, chain in expected.items():
+        assert chain in chains(TuneOptions(precisions=(precision,)))
+    exact = chains(TuneOptions())
+    assert not any({"scale-streams", "rotate"} & {*chain} for chain in exact)
+
+
+def test_the_steps_of_a_basis_change_the_weights(tmp_path: Path) -> None:
+    source, context = tmp_path / "model.onnx", Context(ModelFacts("bert"))
+    onnx.save(wide_stream("rms pieces"), source)
+    for name in ("scale-streams", "rotate"):
+        STEPS[name].apply(source, tmp_path / f"{name}.onnx", context)
+    before, *others = (
+        {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+        for path in (source, tmp_path / "scale-streams.onnx", tmp_path / "rotate.onnx")
+    )
+    factors = others[0]["table"] / before["table"]
+    assert len(np.unique(factors)) == 1
+    assert factors[0, 0] < 1
+    sizes = [np.square(each["table"], dtype=np.float64).sum() for each in (before, others[1])]
+    assert np.isclose(*sizes)
+    assert not np.allclose(before["table"], others[1]["table"])

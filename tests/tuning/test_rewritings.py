@@ -9,8 +9,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from onnxfold.graph.operands import known_tensor
+from onnxfold.tuning.rewriting import NotRewritten, rewritten
 from onnxfold.tuning.unflatten import unflatten
-from onnxfold.tuning.untie import untie
+from onnxfold.tuning.untie import tied_again, untie
 
 # Sums of 4 to 6 products of numbers below 4, in float32 and another order.
 _ROUNDING = 1e-5
@@ -114,3 +116,38 @@ def test_a_tied_table_is_stored_as_the_product_reads_it() -> None:
 )
 def test_other_transposes_stay(body: str) -> None:
     assert untie(ir.from_proto(_model(body))) == 0
+
+
+def test_a_sound_rewriting_is_proved_and_a_model_without_such_a_place_is_returned() -> None:
+    flat = ir.from_proto(_model(_FLAT.format(attributes="", operands="w, b"), "float[2,3,4] x"))
+    assert "Gemm" not in {node.op_type for node in rewritten(flat, unflatten).graph}
+    tied = ir.from_proto(_model(_TIED, "int64[2,3] i"))
+    made = rewritten(tied, untie, tied_again)
+    assert {node.op_type for node in made.graph} == {"Gather", "MatMul"}
+    assert rewritten(flat, untie, tied_again) is flat
+    assert rewritten(tied, unflatten) is tied
+
+
+def _with_another_bias(model: ir.Model) -> int:
+    count = unflatten(model)
+    bias = model.graph.initializers["b"]
+    bias.const_value = ir.tensor(known_tensor(bias).numpy() + 1, name="b")
+    return count
+
+
+def _with_a_wrong_copy(model: ir.Model) -> int:
+    count = untie(model)
+    copy = model.graph.initializers["t_stored"]
+    array = known_tensor(copy).numpy().copy()
+    array[0, 0] += 1
+    copy.const_value = ir.tensor(array, name="t_stored")
+    return count
+
+
+def test_an_unsound_rewriting_is_not_proved() -> None:
+    flat = ir.from_proto(_model(_FLAT.format(attributes="", operands="w, b"), "float[2,3,4] x"))
+    with pytest.raises(NotRewritten, match="not proved: output"):
+        rewritten(flat, _with_another_bias)
+    tied = ir.from_proto(_model(_TIED, "int64[2,3] i"))
+    with pytest.raises(NotRewritten, match="'t_stored' is not the transpose of 'wt'"):
+        rewritten(tied, _with_a_wrong_copy, tied_again)

@@ -62,6 +62,10 @@ class Call:
         value = self.attributes[name].as_float() if name in self.attributes else default
         return float(np.float32(value))
 
+    def unrounded(self, name: str, default: float) -> float:
+        """The attribute as a new node holds it, which a file will round to float32 as a weight."""
+        return self.attributes[name].as_float() if name in self.attributes else default
+
     def text(self, name: str, default: str) -> str:
         return self.attributes[name].as_string() if name in self.attributes else default
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import Dim, Fiber, ModelInfo, Shape
+from onnxfold.graph import Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.operands import operand
 from onnxfold.operators.families.linear import without_map
-from onnxfold.operators.families.maps import Axes, IndexMap, map_of
+from onnxfold.operators.families.maps import Axes, IndexMap, map_of, weight_shape
 from onnxfold.operators.families.transfer import refuse, unknown_shape
 from onnxfold.operators.row import Layer
 from onnxfold.operators.table import row_of
@@ -26,8 +27,9 @@ class AbsorbingLayer:
     ``weight``: the input for W; ``channels``: the place of g in W; ``outer``: the channels of the
     output in W, over whose other axes W s is summed; ``output``: the same channels in the output.
     ``bias``: the input that absorbs W s, times ``factor``; None if the operator has none and the
-    output keeps the shift. ``shift_refusal``: why a shift is not constant per channel of the
-    output.
+    output keeps the shift. ``halves``: the number of rows of the bias whose first halves alone
+    absorb W s, or 0 for all of it. ``shift_refusal``: why a shift is not constant per channel of
+    the output.
     """
 
     weight: int
@@ -36,6 +38,7 @@ class AbsorbingLayer:
     output: Channels
     bias: int | None = None
     factor: float = 1.0
+    halves: int = 0
     shift_refusal: Refusal | None = None
 
 
@@ -51,22 +54,24 @@ def absorbing_layer(
     if index > (1 if layer in _EITHER else 0):
         return refuse(RefusalCode.EXACT_READER, node, "needs the values with gamma and beta")
     known = map_of(view, node)
-    if known is None or len(known.factors) != 2:
+    if not isinstance(known, IndexMap) or len(known.factors) != 2:
         return without_map(node)
     x, w = known.factors[index], known.factors[1 - index]
     labels = known.labels(channels.digits, x)
     if labels is None and known.sizes and channels.axes == (1,):
-        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that split the channels")
-    placed = channels.mapped(lambda digit: _fiber(known, digit, x, w))
-    # Axes in an ellipsis may be broadcast, and are then not axes of the weight.
+        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
+    placed = channels.mapped(lambda digit: known.image(digit, x, w))
+    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
     hidden = any(label.isdigit() for label in labels or ())
     if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
         sentence = f"does not sum over the channels ({channels}), so they are not in its weight"
         return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     factor = alpha / beta if beta else alpha
-    outer = _outer(view.shape(node.inputs[1 - index]), known, w)
+    outer = _outer(weight_shape(view, node, 1 - index), known, w)
     why = _never_shifts(known, x, w, layer)
+    if layer is Layer.MATMUL and len(w) > 2 and _by_batch(view, node, known, index, labels):
+        why = "has one weight per batch"
     if outer is None and layer is Layer.EINSUM:
         why = why or _NO_BIAS
     if why is not None:
@@ -79,16 +84,29 @@ def absorbing_layer(
         1 - index,
         placed,
         outer,
-        outer.mapped(lambda digit: _fiber(known, digit, w, known.output)) or _NONE,
-        bias=row_of(node).bias,
+        outer.mapped(lambda digit: known.image(digit, w, known.output)) or _NONE,
+        bias=_bias_input(node),
         factor=factor,
+        halves=_directions(node),
         shift_refusal=None if why is None else refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, why),
     )
 
 
-def _fiber(known: IndexMap, digit: Fiber, old: Axes, new: Axes) -> Fiber | None:
-    image = known.image(digit.blocks, old, new)
-    return None if image is None else Fiber.of(image)
+def _bias_input(node: ir.Node) -> int | None:
+    """Return the input that takes W s; of a MatMulNBits one that is there: not all devices add it.
+
+    ONNX Runtime makes an Add after it that input where it can.
+    """
+    index = row_of(node).bias
+    added = index is not None and operand(node, index) is not None
+    return None if row_of(node).layer is Layer.MATMUL_BLOCKS and not added else index
+
+
+def _directions(node: ir.Node) -> int:
+    """Return the directions of a recurrent layer, whose bias is [Wb, Rb] for each; 0 of others."""
+    if row_of(node).layer is not Layer.RECURRENT:
+        return 0
+    return 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
 
 
 def _labels(axes: Axes) -> set[str]:
@@ -112,11 +130,25 @@ def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str
     outside, inside, weight = map(_labels, (known.output, x, w))
     summed = inside - outside
     own = weight - summed
-    if layer is Layer.MATMUL and (len(w) > 2 or own & inside):
-        return "has one weight per batch"
+    if layer is Layer.MATMUL:
+        return None
     if not summed <= weight or not own <= outside or own & inside:
         return _NO_BIAS
-    return None if own or layer is Layer.MATMUL else _NO_BIAS
+    return None if own else _NO_BIAS
+
+
+def _by_batch(
+    view: ModelInfo, node: ir.Node, known: IndexMap, index: int, labels: frozenset[str] | None
+) -> bool:
+    """Whether a product in batches has no W s for each: s varies along them, or W is picked.
+
+    A batch that may be one of several, and broadcast, is none either.
+    """
+    w = known.factors[1 - index]
+    stored = view.tensor(node.inputs[1 - index])
+    open_ = any(label.endswith("?") for axis in w for label in axis)
+    along = labels is None or any(label in labels for axis in w[:-2] for label in axis)
+    return stored is None or open_ or along
 
 
 def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:

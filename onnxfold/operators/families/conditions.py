@@ -6,7 +6,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.families.elementwise import between_floats, trains
-from onnxfold.operators.families.layout import Pad, Scatter
+from onnxfold.operators.families.layout import (
+    pad_value,
+    pads_constant,
+    pads_of,
+    scatters_linearly,
+)
 from onnxfold.operators.row import Condition
 
 
@@ -28,19 +33,17 @@ def _not_of_floats(view: ModelInfo, node: ir.Node) -> bool:
 
 
 def _pads_numbers(view: ModelInfo, node: ir.Node) -> bool:
-    return Pad.is_constant(node) and Pad.fill(view, node) != 0.0
+    return pads_constant(node) and pad_value(view, node) != 0.0
 
 
 def _pads_zeros(view: ModelInfo, node: ir.Node) -> bool:
     """Whether a Pad may add anything that is not in its input."""
-    pads = node.attributes.get_ints("pads", None) if view.opset < 11 else None
-    if pads is None:
-        pads = view.integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    return Pad.is_constant(node) and (pads is None or any(pads))
+    pads = pads_of(view, node)
+    return pads_constant(node) and (pads is None or any(pads))
 
 
 def _reduces_otherwise(view: ModelInfo, node: ir.Node) -> bool:
-    return not Scatter.is_linear(node)
+    return not scatters_linearly(node)
 
 
 def _trains(view: ModelInfo, node: ir.Node) -> bool:

@@ -25,6 +25,11 @@ class AxisPart:
     length: int
     total: int
 
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What picks the elements from an array."""
+        return (*(slice(None),) * self.axis, slice(self.start, self.start + self.length))
+
     def meets(self, other: "AxisPart") -> bool:
         """Whether some element is in both; always, for parts along different axes."""
         apart = self.start + self.length <= other.start or other.start + other.length <= self.start

@@ -1,12 +1,15 @@
-"""Indexing maps of linear layers: one label for each index of an axis, as in Einsum.
+"""Indexing maps of linear operators: one label for each index that runs over an axis, as in Einsum.
 
-    MatMul   [b0 m k] [b0 k n] -> [b0 m n]        Gemm   [m k] [k n] [n] -> [m n]
-    Conv     [n gc x2] [gm c w2] [gm] -> [n gm o2], with an axis that has two digits, g and m
+    MatMul     [b0 m k] [b0 k n] -> [b0 m n]      Gemm   [m k] [k n] [n] -> [m n]
+    Conv       [n gc x2] [gm c w2] [gm] -> [n gm o2], with an axis that has two digits, g and m
+    Add, Mul   [o0 o1] [ o1 ] -> [o0 o1]          Transpose   [o1 o0] -> [o0 o1]
+    Concat     [o0 o1!] [o0 o1!] -> [o0 o1!]      ReduceMean  [o0 _] -> [o0 _]
 
-A label that is not in the output is summed over. The map alone determines which operand has the
-indices of an output, where indices of an operand are in another operand or in the output, and what
-does not vary along them. A broadcast axis of one element has no label. A broadcast axis of one
-element is not labeled.
+A label that the output lacks is summed over.  What follows from a map alone: in which operand the
+indices of an output are, where those of an operand are in another operand or in the output, and
+what does not vary along them (linear.py).  An axis of one element that broadcasts has no label, and
+neither has one whose indices are lost or made.  A size that may be 1 or more has a label of its
+own ("?"), which matches nothing.  Along "!" an operator works: it joins, adds up, repeats or picks.
 """
 
 from __future__ import annotations
@@ -20,8 +23,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, follow_reshape
 from onnxfold.graph.einsum import einsum_labels
+from onnxfold.operators.families import layout, reduce
+from onnxfold.operators.families.parts import sliced_axes
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.row import Family, Layer
 from onnxfold.operators.table import row_of
+from onnxfold.refusal import Refusal, RefusalCode
 
 Axis = tuple[str, ...]  # labels, most significant first
 Axes = tuple[Axis, ...]
@@ -29,7 +36,7 @@ Axes = tuple[Axis, ...]
 
 @dataclass(frozen=True, slots=True)
 class IndexMap:
-    """Labels of the axes of every factor, of the bias (None: without one), and of the output.
+    """Labels of the axes of every operand, of the bias (None: without one), and of the output.
 
     ``sizes``: of the labels of a split axis.
     """
@@ -50,19 +57,18 @@ class IndexMap:
             return None
         return frozenset(label for each in digits if each for label, _ in each)
 
-    def image(self, blocks: Iterable[AxisBlock], old: Axes, new: Axes) -> list[AxisBlock] | None:
-        """Return the positions of blocks in another operand, or None if it lacks one."""
-        placed: list[AxisBlock] = []
-        for block in blocks:
-            digits = self._digits(block, old)
-            for label, digit in digits or ():
-                found = self._place(label, digit, new)
-                if found is None:
-                    return None
-                placed += found
-            if digits is None:
-                return None
-        return placed
+    def image(self, fiber: Fiber, old: Axes, new: Axes, *, partly: bool = False) -> Fiber | None:
+        """Return where the indices of a fiber are in another operand.
+
+        None where it lacks one, unless ``partly``.
+        """
+        digits = [self._digits(block, old) for block in fiber.blocks]
+        held = {*chain(*new)}
+        if None in digits:
+            return None
+        wanted = [pair for each in digits for pair in each or () if not partly or pair[0] in held]
+        found = [self._place(label, digit, new) for label, digit in wanted]
+        return None if None in found else Fiber.of(block for each in found for block in each or ())
 
     def _digits(self, block: AxisBlock, axes: Axes) -> list[tuple[str, AxisBlock]] | None:
         """Return the labels of a block, each with the part of its index in the block."""
@@ -89,6 +95,13 @@ class IndexMap:
         return [AxisBlock(axis, b.inner, b.size, b.outer) for b in whole.blocks]
 
 
+def weight_shape(view: ModelInfo, node: ir.Node, index: int) -> Shape | None:
+    """Return the shape of a factor as its map has it: of the matrix that blocks of codes hold."""
+    if row_of(node).layer is Layer.MATMUL_BLOCKS and index == 1:
+        return node.attributes.get_int("N", 0), node.attributes.get_int("K", 0)
+    return view.shape(node.inputs[index])
+
+
 def varies(axes: Axes, labels: frozenset[str]) -> bool:
     """Whether an operand may vary along one of some labels."""
     return any(label in labels or label.removesuffix("?") in labels for label in chain(*axes))
@@ -99,8 +112,16 @@ def may_broadcast(axes: Axes, labels: frozenset[str]) -> bool:
     return any(label.endswith("?") and label[:-1] in labels for label in chain(*axes))
 
 
-def map_of(view: ModelInfo, node: ir.Node) -> IndexMap | None:
-    """Return the map of a linear layer, or None if ranks, sizes or an equation are unknown."""
+def certain(axes: Axes) -> Axes:
+    """Return the axes of an operand with what may broadcast taken for what does not."""
+    return tuple(tuple(label.removesuffix("?") for label in axis) for axis in axes)
+
+
+def map_of(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
+    """Return the map of a linear operator.
+
+    None where ranks, sizes or an equation are not known, a refusal of what is not followed.
+    """
     row = row_of(node)
     rule = _MAPS.get(row.family) or _MAPS.get(row.layer)
     return None if rule is None else rule(view, node)
@@ -221,15 +242,128 @@ def _attention(view: ModelInfo, node: ir.Node) -> IndexMap | None:
     )
 
 
-_Rule = Callable[[ModelInfo, ir.Node], IndexMap | None]
+def _broadcasting(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """Operands that broadcast to the output; one of unknown shape may do so along all axes."""
+    shape = view.shape(node.outputs[0])
+    if shape is None:
+        return None
+    names = [f"o{axis}" for axis in range(len(shape))]
+    operands = node.inputs[:1] if row_of(node).family is Family.EXPAND else node.inputs
+    unknown = (None,) * len(shape)
+    shapes = (view.shape(value) for value in operands)
+    aligned = (_aligned(unknown if each is None else each, shape, names) for each in shapes)
+    return IndexMap(tuple(aligned), tuple((name,) for name in names))
+
+
+def _renamed(sources: Callable[[ModelInfo, ir.Node], Mapping[int, int] | None]) -> _Rule:
+    """Make the rule of what hands on some axes under other names: of each in the output, whose."""
+
+    def rule(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+        source_of = sources(view, node)
+        if source_of is None:
+            return None
+        name_of = {source: f"o{target}" for target, source in source_of.items()}
+        ranks = (view.rank(value) or 0 for value in (node.inputs[0], node.outputs[0]))
+        inside, outside = (
+            range(max(rank, 1 + max(axes, default=-1)))
+            for rank, axes in zip(ranks, (name_of, source_of), strict=True)
+        )
+        return IndexMap(
+            (tuple((name_of[axis],) if axis in name_of else () for axis in inside),),
+            tuple((f"o{axis}",) if axis in source_of else () for axis in outside),
+        )
+
+    return rule
+
+
+def _along(touched: Callable[[ModelInfo, ir.Node], Iterable[int] | Refusal | None]) -> _Rule:
+    """Make the rule of what works along some axes alone, alike in all sets off them."""
+
+    def rule(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
+        axes, ranks = touched(view, node), map(view.rank, (*node.inputs[:1], node.outputs[0]))
+        rank = next((rank for rank in ranks if rank is not None), None)
+        if isinstance(axes, Refusal):
+            return axes
+        if axes is None or rank is None:
+            return None
+        worked = {axis % rank for axis in axes}
+        names = tuple((f"o{axis}!" if axis in worked else f"o{axis}",) for axis in range(rank))
+        every = row_of(node).data is None
+        return IndexMap((names,) * (len(node.inputs) if every else 1), names)
+
+    return rule
+
+
+def _scatter(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
+    """Updates that are written to whole sets of the data, or added to them."""
+    if not layout.scatters_linearly(node):
+        return refuse(RefusalCode.ACTIVATION, node, "is not linear")
+    place_of, rank = layout.written(view, node), view.rank(node.inputs[0])
+    if place_of is None or rank is None:
+        return None
+    elements = node.op_type == "ScatterElements"
+    whole = {a for a in place_of if not elements or layout.writes_whole(view, node, a)}
+    names = tuple((f"o{axis}" if axis in whole else f"o{axis}!",) for axis in range(rank))
+    updates: list[Axis] = [()] * (max(place_of.values(), default=-1) + 1)
+    for axis, place in place_of.items():
+        updates[place] = names[axis]
+    return IndexMap((names, (), tuple(updates)), names)
+
+
+def _blocks(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """A B' + c of com.microsoft: B as the matrix [n k] that its blocks of few bits hold."""
+    rank = view.rank(node.inputs[0])
+    if not rank:
+        return None
+    rows = tuple((f"m{axis}",) for axis in range(rank - 1))
+    bias = (("n",),) if len(node.inputs) > 5 and node.inputs[5] is not None else None
+    return IndexMap(((*rows, ("k",)), (("n",), ("k",))), (*rows, ("n",)), bias)
+
+
+def _recurrent(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """RNN, GRU and LSTM: x W' + Wb for each direction and gate.
+
+    The bias is Wb, be it there or not: the first half of each row of B.
+    """
+    del view
+    batch_first = node.attributes.get_int("layout", 0) != 0
+    x, y = ("b", "t", "k") if batch_first else ("t", "b", "k"), ("t", "d", "b", "h")
+    w: Axes = (("d",), ("g",), ("k",))
+    factors = tuple((label,) for label in x), w
+    return IndexMap(factors, tuple((label,) for label in y), w[:2])
+
+
+_Rule = Callable[[ModelInfo, ir.Node], IndexMap | Refusal | None]
 _MAPS: Mapping[Family | Layer | None, _Rule] = {
+    Family.ADDITIVE: _broadcasting,
+    Family.CAST: _along(lambda view, node: ()),
+    Family.CONCAT: _along(layout.joined),
     Family.CONVOLUTION: _convolution,
+    Family.CUMULATIVE: _along(layout.accumulated),
+    Family.DROPOUT: _along(lambda view, node: ()),
     Family.EINSUM: _einsum,
+    Family.EXPAND: _broadcasting,
+    Family.GATHER: _renamed(layout.gathered),
+    Family.GATHER_ND: _renamed(layout.gathered_by_tuples),
     Family.GEMM: _gemm,
+    Family.MASKED: _broadcasting,
     Family.MATMUL: _matmul,
     Family.MATMUL_FUSED: _matmul,
+    Family.MATMUL_BLOCKS: _blocks,
+    Family.PAD: _along(layout.padded),
+    Family.PRODUCT: _broadcasting,
+    Family.QUOTIENT: _broadcasting,
+    Family.REDUCTION: _renamed(reduce.unreduced),
+    Family.RESIZE: _along(reduce.resampled),
+    Family.SCATTER: _scatter,
+    Family.SLICE: _along(sliced_axes),
+    Family.SPATIAL_AVERAGE: _along(reduce.averaged),
+    Family.SPLIT: _along(layout.parted),
+    Family.TILE: _along(layout.repeated),
+    Family.TRANSPOSE: _renamed(layout.transposed),
     Family.TRANSPOSED_CONVOLUTION: lambda view, node: _convolution(view, node, turned=True),
     Layer.CONVOLUTION: _convolution,
     Layer.GEMM: _gemm,
     Layer.PACKED_ATTENTION: _attention,
+    Layer.RECURRENT: _recurrent,
 }

@@ -22,7 +22,8 @@ from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layer
-from onnxfold.operators.families.elementwise import factors_behind
+from onnxfold.operators.families.linear import Linear, without_map
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
@@ -102,6 +103,8 @@ def _carry(
 def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Refusal:
     """Return the refusal by the operator's law for the digits, if it has one."""
     transfer = transfer_of(node)
+    if isinstance(transfer, Linear) and map_of(view, node) is None:
+        return without_map(node)
     if transfer is not None:
         for digit in channels.digits:
             for output, outer in transfer.forward(view, node, index, Fiber((digit,))) or ():
@@ -119,9 +122,12 @@ def _diagonal_behind(
     A product passes them on for any other factor, while P would have to know it: (g * x) * h = g *
     (x * h).
     """
-    if index in facets.numerators(row_of(node)):
-        return factors_behind(view, node, index, digit)
-    return digit_behind(view, node, index, position, digit)
+    if index not in facets.numerators(row_of(node)):
+        return digit_behind(view, node, index, position, digit)
+    known = map_of(view, node)
+    if not isinstance(known, IndexMap):
+        return None
+    return known.image(digit, known.operand(index), known.output)
 
 
 def digit_behind(
@@ -141,20 +147,21 @@ def digit_behind(
 
 
 def before_layout(
-    view: ModelInfo, value: ir.Value, channels: Channels
+    view: ModelInfo, value: ir.Value, channels: Channels, *, rows: bool = False
 ) -> tuple[ir.Value, Channels] | None:
     """Return the input of the layout that computes a value, and the channels there.
 
     Only operators with one data input that move elements are followed, which may come before a
-    weight.
+    weight; with ``rows``, also what picks some rows of a stored constant: the weights of experts.
     """
     node = value.producer()
     transfer, source = (None, None) if node is None else (transfer_of(node), node.inputs[:1])
     if node is None or transfer is None or not source or source[0] is None:
         return None
-    if value is not node.outputs[0] or not facets.stands_before_a_weight(row_of(node)):
+    picks = rows and facets.is_embedding(row_of(node)) and view.tensor(source[0]) is not None
+    if value is not node.outputs[0] or not (picks or facets.stands_before_a_weight(row_of(node))):
         return None
-    if elements_of(view, node)[0] > Elements.PERMUTES:
+    if elements_of(view, node)[0] > (Elements.COPIES if picks else Elements.PERMUTES):
         return None
 
     def back(digit: Fiber) -> Fiber | None:

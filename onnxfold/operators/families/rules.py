@@ -5,52 +5,55 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.operators.families import layout, reduce
+from onnxfold.operators.families import elementwise, layout, reduce
 from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.conditions import CONDITIONS
-from onnxfold.operators.families.elementwise import Additive, Cast, Dropout, Masked, Scaled
-from onnxfold.operators.families.linear import WeightedSum
+from onnxfold.operators.families.linear import Linear, refuse_codes, refuse_groups
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.transfer import Transfer, refuse
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
 
+_PLAIN = Linear()
+_LAYER = Linear(why=refuse_groups)
+
 TRANSFERS: Mapping[Family, Transfer] = {
-    Family.ADDITIVE: Additive(),
+    Family.ADDITIVE: _PLAIN,
     Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", (4, 5), inputs=7),
-    Family.CAST: Cast(),
+    Family.CAST: Linear(elementwise.refuse_conversion),
     Family.CENTRING: reduce.Centring(),
-    Family.CONCAT: layout.Concat(),
-    Family.CONVOLUTION: WeightedSum(),
-    Family.CUMULATIVE: layout.OffAxes(layout.accumulated),
-    Family.DROPOUT: Dropout(),
-    Family.EINSUM: WeightedSum(),
-    Family.EXPAND: layout.Expand(),
+    Family.CONCAT: Linear(why=layout.refuse_joining),
+    Family.CONVOLUTION: _LAYER,
+    Family.CUMULATIVE: _PLAIN,
+    Family.DROPOUT: Linear(elementwise.refuse_training),
+    Family.EINSUM: _LAYER,
+    Family.EXPAND: _PLAIN,
     Family.FILLED: layout.Filled(),
-    Family.GATHER: layout.Renames(layout.gathered),
-    Family.GATHER_ND: layout.Renames(layout.gathered_by_tuples),
-    Family.GEMM: WeightedSum(),
+    Family.GATHER: _PLAIN,
+    Family.GATHER_ND: _PLAIN,
+    Family.GEMM: _LAYER,
     Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
-    Family.MASKED: Masked(),
-    Family.MATMUL: WeightedSum(),
-    Family.MATMUL_FUSED: WeightedSum(),
+    Family.MASKED: _PLAIN,
+    Family.MATMUL: _LAYER,
+    Family.MATMUL_BLOCKS: Linear(why=refuse_codes),
+    Family.MATMUL_FUSED: _LAYER,
     Family.MULTI_HEAD_ATTENTION: Attention("num_heads", "num_heads", (6, 7), inputs=8, biases=(3,)),
-    Family.PAD: layout.Pad(),
-    Family.PRODUCT: Scaled(),
-    Family.QUOTIENT: Scaled(division=True),
-    Family.REDUCTION: layout.Renames(reduce.unreduced),
+    Family.PAD: Linear(layout.refuse_padding),
+    Family.PRODUCT: Linear(elementwise.nothing_of, elementwise.refuse_factors),
+    Family.QUOTIENT: Linear(why=elementwise.refuse_factors),
+    Family.REDUCTION: _PLAIN,
     Family.RESHAPE: layout.Reshape(),
-    Family.RESIZE: layout.OffAxes(reduce.resampled),
-    Family.SCATTER: layout.Scatter(),
+    Family.RESIZE: _PLAIN,
+    Family.SCATTER: _PLAIN,
     Family.SHAPE: reduce.ReadsNoElements(),
     Family.SHIFT_INVARIANT: reduce.ShiftInvariant(),
     Family.SLICE: Slice(),
-    Family.SPATIAL_AVERAGE: layout.OffAxes(reduce.averaged),
+    Family.SPATIAL_AVERAGE: _PLAIN,
     Family.SPLIT: Split(),
-    Family.TILE: layout.OffAxes(layout.repeated),
-    Family.TRANSPOSE: layout.Renames(layout.transposed),
-    Family.TRANSPOSED_CONVOLUTION: WeightedSum(),
+    Family.TILE: _PLAIN,
+    Family.TRANSPOSE: _PLAIN,
+    Family.TRANSPOSED_CONVOLUTION: _LAYER,
 }
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Shape, node_label, operator
+from onnxfold.graph import Fiber, ModelInfo, node_label, operator
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -68,28 +68,3 @@ def broken(node: ir.Node, fiber: Fiber) -> Refusal:
     return refuse(
         RefusalCode.FIBER_BROKEN, node, f"mixes or splits the normalized elements ({fiber})"
     )
-
-
-def along_broadcast(fiber: Fiber, result: Shape, operand: Shape) -> Fiber | None:
-    """Return the fiber of a broadcast operand.
-
-    Law: P(broadcast(b)) = broadcast(P' b), where P' covers the axes of the fiber that b has with
-    more than one element. None if a size along the fiber is unknown.
-    """
-    offset = len(result) - len(operand)
-    blocks: list[AxisBlock] = []
-    for block in fiber.blocks:
-        axis = block.axis - offset
-        size = 1 if axis < 0 else operand[axis]
-        if size == 1:
-            continue
-        if not isinstance(size, int) or size != result[block.axis]:
-            return None
-        blocks.append(AxisBlock(axis, block.inner, block.size, block.outer))
-    return Fiber.of(blocks)
-
-
-def constant_along(fiber: Fiber, result: Shape, operand: Shape) -> bool:
-    """Whether a broadcast operand has one value for all elements of each set of the fiber."""
-    offset = len(result) - len(operand)
-    return all(axis < offset or operand[axis - offset] == 1 for axis in fiber.axes)

@@ -64,12 +64,14 @@ def _absorb(
 ) -> None:
     """Change the weight and the bias of one linear layer."""
     weight = reader.weight
-    tensor = places.original(weight.value)
+    tensor = places.numbers(weight)
     if source.beta is not None:
         for place in reader.biases:
             part = slice(place.start, place.start + place.channels.size)
             outer, factor = reader.outer, reader.factor
-            product = Product(tensor, source.beta, weight.channels, outer, factor, part)
+            product = Product(
+                tensor, source.beta, weight.channels, outer, factor, part, place.halves
+            )
             places.change(place, Shift(place.channels, product))
     if fusion.scales and source.gamma is not None:
         places.change(weight, Scale(weight.channels, source.gamma / fusion.left))

@@ -23,6 +23,8 @@ def bias_of(
     if absorbs.bias is not None:
         operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
         reader = Reader(node, absorbs.bias)
+        if absorbs.halves:
+            return _first_halves(view, operand, reader, absorbs)
         if operand is None:
             return Place("", ref_of(view, reader), Channels.along([(0, size)]), 0)
         shape = shape_of(view, operand)
@@ -30,6 +32,19 @@ def bias_of(
             return None
         return place_of(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
     return _added(view, node.outputs[0], absorbs.output)
+
+
+def _first_halves(
+    view: ModelInfo, operand: ir.Value | None, reader: Reader, absorbs: AbsorbingLayer
+) -> Place | None:
+    """Return the bias [Wb, Rb] of a recurrent layer, of which Wb takes W beta."""
+    rows, size = absorbs.halves, 2 * absorbs.outer.size
+    channels = Channels.along([(0, rows), (1, size // rows)])
+    if operand is None:
+        return Place("", ref_of(view, reader), channels, halves=rows)
+    if shape_of(view, operand) != (rows, size // rows):
+        return None
+    return replace(place_of(view, operand, reader, channels), halves=rows)
 
 
 def parts_of(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:

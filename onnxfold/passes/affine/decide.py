@@ -9,7 +9,6 @@ gets an Add that costs less than the norm saves without beta.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -18,11 +17,10 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NormKind, NormSite, find_norms
-from onnxfold.norms.quotients import may_wait
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import root_of
-from onnxfold.options import Folding, FuseAffine, Target
+from onnxfold.options import Target
 from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
 from onnxfold.passes.affine.biases import bias_of, parts_of
 from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
@@ -30,18 +28,18 @@ from onnxfold.passes.affine.outlying import refuse_outlying
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
+from onnxfold.passes.affine.wanted import Folds, Wanted
 from onnxfold.passes.base import Settings
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.costs import Work, costs_of, elements, work, work_beside
-from onnxfold.targets.deferral_gains import is_wanted
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.costs import Work, elements, work_beside
+from onnxfold.weights.dequantised import holder_of, quantised_weight
 from onnxfold.weights.edits import Scale
 from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
 
-Folds = Callable[[ModelInfo, Settings], frozenset[str]]
+_FIXED = "has a quantised weight, which cannot take gamma; fold before quantising"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,78 +67,38 @@ class Scales:
     outliers: bool = True
 
 
-class _Wanted:
-    """What the options and the norms to be folded imply for each norm."""
-
-    def __init__(self, info: ModelInfo, settings: Settings, folding: Folds):
-        self._info, self._settings, self._folding = info, settings, folding
-        self._lowering = TargetLowering(info, settings.target, settings.norm_form)
-        costs = costs_of(settings.target)
-        self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
-        self.always = settings.fuse_affine is FuseAffine.ALWAYS
-
-    @cached_property
-    def _folds(self) -> frozenset[str]:
-        # A plan of all norms decides this; here ``unproved`` concerns gammas.
-        return self._folding(self._info, replace(self._settings, unproved={}))
-
-    def _will_fold(self, site: NormSite) -> bool:
-        return self._info.ref(site.output) in self._folds
-
-    def saving(self, site: NormSite, cost: int) -> int:
-        """Return the savings of a norm without its beta (:class:`BetaCosts`)."""
-        if self.always:
-            return cost + 1
-        done = work(self._info.shape(site.input), site.size)
-        if site.kind is NormKind.DYT:
-            return self.costs.added(done)
-        most = min(self.costs.added(done), self.costs.saved(done)) if self.costs.adds_beta else 0
-        return most if most <= cost or self._will_fold(site) else 0
-
-    def keep(self, site: NormSite) -> Refusal | None:
-        """Return why a norm should keep its gamma and beta, or None."""
-        unproved = self._settings.refuse_unproved(self._info.ref(site.output))
-        if unproved is not None:
-            return unproved
-        if is_wanted(self._settings) and may_wait(site) and self._goes(site):
-            return None  # no norm remains to be fused with its gamma
-        why = self._lowering.keep_affine(site)
-        folds = why is not None and self._lowering.calls_rms(site) and self._will_fold(site)
-        return None if self.always or folds else why
-
-    def _goes(self, site: NormSite) -> bool:
-        kept = site.subtracts_mean and not self._settings.defer_means
-        return not kept or self._will_fold(site)
-
-    def stays(self, site: NormSite) -> bool:
-        """Whether a norm multiplies by a scale for any gamma."""
-        if self._settings.convert_to is not None or is_wanted(self._settings):
-            return False  # a deferred norm is one number per row, without a scale
-        return self._lowering.multiplies(site)
-
-    def scaled(self, site: NormSite) -> bool:
-        """Whether a norm without gamma is written with a product."""
-        written = self._settings.target is Target.ONNX and self._lowering.spells_rms(site)
-        return written and self.stays(site) and self._will_fold(site)
-
-
 def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
     """Return what moves where, weighed against the savings of the norms that will fold.
 
     ``folding`` returns which norms, by reference, fold once gammas and betas have moved.
     """
-    sites, wanted = find_norms(info), _Wanted(info, settings, folding)
-    outliers = wanted.always or settings.target is Target.KERNELS
-    plan = decide_affine(
+    sites, wanted = find_norms(info), Wanted(info, settings, folding)
+    plan = _decide(info, sites, settings, wanted)
+    while not wanted.hold(_with_beta(info, sites, plan)):
+        plan = _decide(info, sites, settings, wanted)
+    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
+
+
+def _decide(
+    info: ModelInfo, sites: Iterable[NormSite], settings: Settings, wanted: Wanted
+) -> AffinePlan:
+    return decide_affine(
         info,
         # A set of one element is normalized to 0, so its gamma has no effect anywhere.
         [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=wanted.keep,
         weighing=BetaCosts(wanted.costs.added, wanted.saving),
-        scales=Scales(wanted.stays, wanted.scaled, outliers),
+        scales=Scales(
+            wanted.stays, wanted.scaled, wanted.always or settings.target is Target.KERNELS
+        ),
     )
-    return replace(plan, ranges=_ranges(info, sites, plan.fusions, settings.range_limit))
+
+
+def _with_beta(info: ModelInfo, sites: Iterable[NormSite], plan: AffinePlan) -> frozenset[str]:
+    """Return the norms, by reference, whose beta a plan leaves in place."""
+    move = {fusion.output for fusion in plan.fusions if fusion.beta}
+    return frozenset(info.ref(site.output) for site in sites if site.beta is not None) - move
 
 
 def _ranges(
@@ -267,6 +225,11 @@ def _left(
     view: ModelInfo, source: AffineSource, readers: Sequence[Absorption], scales: Scales
 ) -> float | Refusal:
     """Return the scale that the norm keeps once gamma has moved, or why gamma stays."""
+    fixed = next((reader for reader in readers if reader.weight.fixed), None)
+    if source.gamma is not None and fixed is not None:
+        node = view.by_ref()[fixed.reader.node].producer()
+        if node is not None:
+            return refuse(RefusalCode.QUANTISED, node, _FIXED)
     if source.gamma is None or not scales.stays(source.site):
         return 1.0
     outlying = None
@@ -364,13 +327,18 @@ def _no_bias(node: ir.Node, sentence: str) -> Refusal:
 
 def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
     node, absorbs = item.reader.node, item.absorbs
-    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer)
+    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer, fixed=True)
     if isinstance(root, Refusal):
         return root
-    narrow = refuse_narrow(view, root.value)
-    if narrow is not None:
-        return narrow
+    if root.fixed:
+        numbers = quantised_weight(view, holder_of(root.value, root.reader.node))
+        unfit = numbers if isinstance(numbers, Refusal) else None
+    else:
+        unfit = refuse_narrow(view, root.value)
+    if unfit is not None:
+        return unfit
     weight = place_of(view, root.value, root.reader, root.channels)
+    weight = replace(weight, fixed=root.fixed)
     whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
     bias = bias_of(view, node, absorbs, root) if whole and disjoint else None

@@ -72,7 +72,9 @@ def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, 
             for place in reader.biases:
                 if not place.value:
                     continue
-                of = f"{reader.weight.value} {reader.factor} {reader.weight.channels}"
+                weight = reader.weight
+                holder = f"{weight.value} {weight.reader.node if weight.fixed else ''}"
+                of = f"{holder} {reader.factor} {weight.channels}"
                 source = f"{of} {reader.outer} {place.start}"
                 wanted[place.value][place.reader] = (source, place.channels, beta)
     return wanted

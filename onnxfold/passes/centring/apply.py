@@ -6,9 +6,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.graph.edit import Editor, change_constant, set_input
+from onnxfold.graph.edit import Editor, Lowered, change_constant, set_input
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
-from onnxfold.norms import find_norms
+from onnxfold.norms import BareCentring, find_centrings, find_norms
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring
@@ -20,6 +21,8 @@ from onnxfold.weights.centre import centred_tensor
 def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
     """Center weights, insert centerings, and spell the folded norms as RMSNorms."""
     plan = decision.plan
+    outputs = {fold.output for fold in plan.centrings}
+    bare = [each for each in find_centrings(edit.info) if edit.info.ref(each.output) in outputs]
     sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
     lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
     fed = _feed(edit, plan, lowering)
@@ -29,6 +32,18 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
             lowered = lowering.rms_norm(site, fed.get(ref, site.input))
             first = lowered.stands_for[0][0] if lowered.stands_for else site.output
             edit.stand_in(lowered, known_producer(first), site.nodes)
+    for each in bare:
+        _drop(edit, each.within(edit))
+
+
+def _drop(edit: Editor, bare: BareCentring) -> None:
+    """Let the readers of x - mean(x) read x, which is centred; an output keeps its name."""
+    new = NewNodes(edit.info.opset)
+    x = bare.input
+    if bare.output.is_graph_output():
+        x = new.op("Identity", x)
+        x.name, x.type, x.shape = bare.output.name, bare.output.type, bare.output.shape
+    edit.stand_in(Lowered.of(new, (bare.output, x)), bare.nodes[-1], bare.nodes)
 
 
 def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:

@@ -5,8 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo
-from onnxfold.graph.reached import reached
-from onnxfold.norms import NormSite
+from onnxfold.norms import BareCentring, NormSite
 from onnxfold.passes.centring.network import CentringCut, solve
 from onnxfold.passes.centring.plan import (
     CentringPlan,
@@ -16,11 +15,12 @@ from onnxfold.passes.centring.plan import (
     joined,
     joined_fibers,
 )
+from onnxfold.passes.centring.reasons import Reasons
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
-from onnxfold.targets.costs import Costs, elements, work_beside
+from onnxfold.targets.costs import Costs, elements, work, work_beside
 from onnxfold.weights.centre import is_centred_weight
 
 
@@ -49,17 +49,20 @@ def cheapest_plan(
     *,
     allow_split_bytes: int,
     overflowing: Collection[str] = (),
+    bare: Sequence[BareCentring] = (),
 ) -> CentringPlan:
     """Return the cheapest plan; weights above ``allow_split_bytes`` are never stored twice.
 
     ``overflowing`` are references of weights that are not centred, in the file or at run time.
     """
     view = transfers.view
-    graph = walk_back(transfers, [demand.site for demand in demands], overflowing=overflowing)
+    sites = [demand.site for demand in demands]
+    graph = walk_back(transfers, [*sites, *bare], overflowing=overflowing)
     prices = _Prices(view, demands, costs, allow_split_bytes)
     gains = [(Point(d.site.input, d.site.fiber), d.gain_ps - d.spent_ps) for d in demands]
-    cut = solve(graph, gains, prices.of_copy)
-    plan = _read_cut(view, graph, demands, cut, prices)
+    alone = [(Point(each.input, each.fiber), prices.of_centring(each)) for each in bare]
+    cut = solve(graph, gains, prices.of_copy, alone)
+    plan = _read_cut(view, graph, demands, bare, cut, prices)
     operators = plan.operators + len(plan.insertions) * costs.centring_operators
     weights = joined(plan.weights)
     if weights is not None:
@@ -70,13 +73,14 @@ def cheapest_plan(
         costs,
         allow_split_bytes=allow_split_bytes,
         overflowing=overflowing,
+        bare=bare,
     )
 
 
 def _parts(view: ModelInfo, cut: CentringCut) -> tuple[tuple[str, Fiber], ...]:
     """Return the values whose parts are centered, joined as far as possible."""
     found: dict[str, list[Fiber]] = {}
-    for point in cut.centred:
+    for point in cut.moved:
         if point.fiber.part is not None and view.tensor(point.value) is None:
             found.setdefault(view.ref(point.value), []).append(point.fiber)
     return tuple((ref, fiber) for ref in sorted(found) for fiber in joined_fibers(found[ref]))
@@ -111,8 +115,12 @@ class _Prices:
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
             return None  # a proof could not follow a size that only a scale reveals
         size = elements(tuple(sizes[axis] for axis in fiber.axes))
-        work = work_beside(shape, size, self._of_norms, self._largest)
-        return self._costs.centred(work)
+        beside = work_beside(shape, size, self._of_norms, self._largest)
+        return self._costs.centred(beside)
+
+    def of_centring(self, bare: BareCentring) -> int:
+        """Return what a subtraction of a mean takes that the model came with."""
+        return max(1, self._costs.centred(work(self._view.shape(bare.input), bare.size)))
 
     def _of_split(self, point: Point, facts: PointFacts) -> int | None:
         tensor = self._view.tensor(point.value)
@@ -126,6 +134,7 @@ def _read_cut(
     view: ModelInfo,
     graph: ZeroMeanGraph,
     demands: Sequence[Demand],
+    bare: Sequence[BareCentring],
     cut: CentringCut,
     prices: _Prices,
 ) -> CentringPlan:
@@ -134,11 +143,12 @@ def _read_cut(
     norms_of: dict[Point, list[str]] = {}
     gain = cost = added = operators = 0
     claimed: set[Point] = set()
+    reasons = Reasons(view, graph, cut, prices.of_copy)
     for demand in demands:
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((view.ref(site.output), _reason(graph, point, prices)))
+            refusals.append((view.ref(site.output), reasons.of(point)))
             continue
         gain += demand.gain_ps - demand.spent_ps
         added += demand.spent_ps
@@ -146,6 +156,15 @@ def _read_cut(
         writers = _writers(view, graph, cut, point, claimed)
         folds.append(Fold(site.name, view.ref(site.output), writers))
         norms_of.setdefault(point, []).append(view.ref(site.output))
+    centrings: list[Fold] = []
+    for each in bare:
+        point = Point(each.input, each.fiber)
+        if point in cut.centred:
+            writers = _writers(view, graph, cut, point, claimed)
+            centrings.append(Fold(each.name, view.ref(each.output), writers))
+            gain += prices.of_centring(each)
+        else:
+            refusals.append((view.ref(each.output), reasons.of(point)))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
     for point, facts in graph.points.items():
@@ -174,6 +193,7 @@ def _read_cut(
         cost,
         operators=operators,
         added_ps=added,
+        centrings=tuple(centrings),
     )
 
 
@@ -208,35 +228,3 @@ def _readers_of_copy(
                 first = next(output for output in node.outputs if output.name)
                 readers.add(ReaderRef(view.ref(first), index))
     return tuple(sorted(readers))
-
-
-def _reason(graph: ZeroMeanGraph, start: Point, prices: _Prices) -> Refusal:
-    """Return the nearest obstacle to centring the norm's input for free.
-
-    Other readers of a weight that may be stored twice are named only as a last resort.
-    """
-
-    def is_split(point: Point, facts: PointFacts) -> bool:
-        return facts.constant and prices.of_copy(point, facts) is not None
-
-    def onward(point: Point) -> tuple[Point, ...]:
-        facts = graph.points[point]
-        ends = facts.zero_mean or is_split(point, facts)
-        return () if ends else facts.carried + facts.carries_to + facts.siblings
-
-    obstacle: Refusal | None = None
-    for point in reached([start], onward):
-        facts = graph.points[point]
-        found = facts.opaque or (facts.exact[0] if facts.exact else None)
-        if found is None or facts.zero_mean:
-            continue
-        obstacle = obstacle or found
-        if not is_split(point, facts):
-            obstacle = found
-            break
-    if obstacle is None:
-        return Refusal(
-            RefusalCode.NOT_WORTH, "centering its input would cost more than it saves", ()
-        )
-    sentence = f"{obstacle.sentence}; an inserted centering would cost more than it saves"
-    return Refusal(obstacle.code, sentence, obstacle.nodes)

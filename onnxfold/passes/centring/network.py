@@ -1,19 +1,25 @@
 """The flow network of a zero-mean graph: the modelling choice, alone in a file.
 
-For every point (value v, fiber): z_v = 1 if v itself is computed centred, c_v = 1 if a centred
-copy of v is at hand.  1 is the source side, 0 the sink side, and an edge a -> b with capacity k
-costs k when a = 1 and b = 0:
+Every point (value v, fiber) is exact, moved by something constant along the fiber, or centred,
+which is one such move; three labels are two variables, m_v = 1 if v moves and z_v = 1 if it is
+centred.  c_v = 1 if a centred copy of v is at hand.  1 is the source side, 0 the sink side, and an
+edge a -> b with capacity k costs k when a = 1 and b = 0:
 
     SRC -> c_x    gain of the norm on x: lost when x is not at hand centred
-    c_v -> z_v    price of a centred copy, when v itself stays exact
+    SRC -> z_x    what x - mean(x) alone costs: lost when x itself is not centred
+    c_v -> z_v    price of a centred copy, when v itself is not centred
     z_v -> c_u    infinite, for each carried input u of v
-    z_v -> z_w    infinite, for each reader w that carries v's shift, and for v's sibling outputs
-    z_v -> SNK    infinite, when v is opaque, is read exactly or leaves the graph
+    z_v -> m_v    infinite: what is centred moves
+    m_v -> m_w    infinite, for each reader w that carries v's shift, and for v's sibling outputs
+    m_v -> SNK    infinite, when v is opaque, is read exactly or leaves the graph
 
-Zero-mean points have no outgoing edges: they are already centered.
+A norm that subtracts the mean has no edge from m_x: it does not see that x moves.  Zero-mean points
+have no outgoing edge: they are centred as they stand.
+
+Source: Ishikawa, "Exact optimization for Markov random fields with convex priors", 2003, for
+ordered labels as cuts of one chain each.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,8 +32,9 @@ _SOURCE, _SINK = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class CentringCut:
-    """The cheapest choice: points computed centred (z = 1) and points at hand centred (c = 1)."""
+    """The cheapest choice: points that move, of these the centred, and those at hand centred."""
 
+    moved: frozenset[Point]
     centred: frozenset[Point]
     at_hand: frozenset[Point]
 
@@ -36,61 +43,41 @@ def solve(
     graph: ZeroMeanGraph,
     gains: Iterable[tuple[Point, int]],
     copy_price: Callable[[Point, PointFacts], int | None],
+    in_place: Iterable[tuple[Point, int]] = (),
 ) -> CentringCut:
-    """Return the minimum cut; ``copy_price`` returns None if no copy can be made."""
-    number = {point: 2 + 2 * i for i, point in enumerate(graph.points)}
+    """Return the minimum cut; ``copy_price`` gives None where no copy can be made.
+
+    ``in_place``: gains that no centred copy of a point brings, since it would be what they save.
+    """
+    number = {point: 2 + 3 * i for i, point in enumerate(graph.points)}
     edges: list[tuple[int, int, int]] = []
     for point, gain in gains:
         if gain > 0:
-            edges.append((_SOURCE, number[point] + 1, gain))
+            edges.append((_SOURCE, number[point] + 2, gain))
+    edges += ((_SOURCE, number[point] + 1, gain) for point, gain in in_place)
     for point, facts in graph.points.items():
         if facts.zero_mean:
             continue
-        z, c = number[point], number[point] + 1
         price = copy_price(point, facts)
-        if price is None:
-            edges.append((c, z, INFINITE))
-        else:
-            edges.append((c, z, price))
-        edges += _structural(z, facts, number)
+        z, c = number[point] + 1, number[point] + 2
+        edges.append((c, z, INFINITE if price is None else price))
+        edges += _structural(number[point], facts, number)
     _, source_side = minimum_cut(edges, _SOURCE, _SINK)
     return CentringCut(
-        frozenset(point for point, z in number.items() if z in source_side),
-        frozenset(point for point, z in number.items() if z + 1 in source_side),
-    )
-
-
-def free_points(graph: ZeroMeanGraph) -> frozenset[Point]:
-    """Return the points that a cut of cost 0 has at hand centred: weights split free, no copies.
-
-    Law: such a cut exists for v exactly when no path of infinite edges leads from c_v to SNK.
-    """
-    number = {point: i for i, point in enumerate(graph.points)}
-    depend: list[list[int]] = [[] for _ in number]  # who is lost with a point
-    lost = deque[int]()
-    for point, facts in graph.points.items():
-        if facts.zero_mean:
-            continue
-        if facts.opaque is not None or facts.exact:
-            lost.append(number[point])
-        operands = (at for at in facts.carried if not graph.points[at].constant)
-        for other in (*operands, *facts.carries_to, *facts.siblings):
-            depend[number[other]].append(number[point])
-    seen = set(lost)
-    while lost:
-        fresh = [other for other in depend[lost.popleft()] if other not in seen]
-        seen.update(fresh)
-        lost.extend(fresh)
-    return frozenset(
-        point for point, i in number.items() if graph.points[point].constant or i not in seen
+        *(
+            frozenset(point for point, m in number.items() if m + at in source_side)
+            for at in range(3)
+        )
     )
 
 
 def _structural(
-    z: int, facts: PointFacts, number: Mapping[Point, int]
+    m: int, facts: PointFacts, number: Mapping[Point, int]
 ) -> list[tuple[int, int, int]]:
-    edges = [(z, number[operand] + 1, INFINITE) for operand in facts.carried]
-    edges += [(z, number[reader], INFINITE) for reader in facts.carries_to + facts.siblings]
+    z = m + 1
+    edges = [(z, number[operand] + 2, INFINITE) for operand in facts.carried]
+    edges += [(m, number[reader], INFINITE) for reader in facts.carries_to + facts.siblings]
+    edges.append((z, m, INFINITE))
     if facts.opaque is not None or facts.exact:
-        edges.append((z, _SINK, INFINITE))
+        edges.append((m, _SINK, INFINITE))
     return edges

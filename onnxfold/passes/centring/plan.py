@@ -11,7 +11,7 @@ from onnxfold.refusal import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A LayerNorm that becomes an RMSNorm; ``output`` is the reference of its result.
+    """A LayerNorm that becomes an RMSNorm, or x - mean(x) that becomes x; ``output``: its result.
 
     ``writers`` are the weights centered for it that no earlier norm needed.
     """
@@ -92,7 +92,8 @@ class CentringPlan:
     ``gain_ps`` and ``cost_ps`` are picoseconds with every symbolic dimension counted once; a plan
     never costs more than it gains. ``operators``: how many more a session executes, at most: Adds
     of betas that stay, additions that it would fuse with a LayerNorm, and centerings. ``added_ps``:
-    the cost of the first two, which is not part of the gain.
+    the cost of the first two, which is not part of the gain. ``centrings``: separate subtractions
+    of means that are dropped; their refusals are among ``refusals``.
     """
 
     folds: tuple[Fold, ...] = ()
@@ -104,8 +105,9 @@ class CentringPlan:
     parts: tuple[tuple[str, Fiber], ...] = ()
     operators: int = 0
     added_ps: int = 0
+    centrings: tuple[Fold, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not self.folds
+        return not (self.folds or self.centrings)

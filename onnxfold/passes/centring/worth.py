@@ -4,14 +4,14 @@ A plan of all exact folds comes first, then one without the norms that would be 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
-from onnxfold.norms import NormKind, NormSite
+from onnxfold.norms import BareCentring, NormKind, NormSite, find_centrings
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
@@ -44,26 +44,31 @@ def worthwhile(
     settings: Settings,
     *,
     moved: bool = False,
+    with_beta: Container[str] = (),
 ) -> Worthwhile:
     """Return what is worth folding.
 
-    ``moved``: once gammas and betas have moved out of the norms, each with a scale that stays.
+    ``moved``: once gammas and betas have moved out of the norms, and each has a scale that stays;
+    betas stay of the norms ``with_beta``, by reference.
     """
-    lowering = TargetLowering(transfers.view, settings.target, settings.norm_form)
+    view = transfers.view
+    lowering = TargetLowering(view, settings.target, settings.norm_form)
     refused: dict[str, Refusal] = {}
     able: list[NormSite] = []
     for site in sites:
-        refusal = _refuse_early(transfers.view, site, lowering, settings)
+        refusal = _refuse_early(view, site, lowering, settings)
         if refusal is None:
             able.append(site)
         else:
-            refused[transfers.view.ref(site.output)] = refusal
-    view, costs = transfers.view, costs_of(settings.target)
+            refused[view.ref(site.output)] = refusal
+    costs = costs_of(settings.target)
+    bare, early = _bare(view, settings)
+    refused |= early
     sharing = Counter(value for site in sites for value in site.centred)
-    prices = _Prices(lowering, view, settings, not moved, sharing)
+    prices = _Prices(lowering, view, settings, with_beta if moved else None, sharing)
     of_elements = costs.of_elements()
     wanted = [prices.demand(site, of_elements) for site in able]
-    exact = _cheapest(transfers, wanted, settings, of_elements)
+    exact = _cheapest(transfers, wanted, bare, settings, of_elements)
     if settings.convert_to is not None or settings.fold is Folding.ALWAYS:
         return Worthwhile(exact, refused, {})
     outputs = {fold.output for fold in exact.folds}
@@ -75,14 +80,18 @@ def worthwhile(
     if not left and not exact.insertions:  # at any prices, nothing is cheaper
         return Worthwhile(_priced(exact, folded), refused, left)
     others = [demand for output, demand in demands.items() if output not in left]
-    plan = _cheapest(transfers, others, settings, costs)
+    plan = _cheapest(transfers, others, bare, settings, costs)
     lost = outputs - left.keys() - {fold.output for fold in plan.folds}
     left |= {output: _centring_too_dear(view, demands[output], costs) for output in lost}
     return Worthwhile(plan, refused, left)
 
 
 def _cheapest(
-    transfers: ModelTransfers, demands: Sequence[Demand], settings: Settings, costs: Costs
+    transfers: ModelTransfers,
+    demands: Sequence[Demand],
+    bare: Sequence[BareCentring],
+    settings: Settings,
+    costs: Costs,
 ) -> CentringPlan:
     return cheapest_plan(
         transfers,
@@ -90,7 +99,21 @@ def _cheapest(
         costs,
         allow_split_bytes=settings.allow_split,
         overflowing=settings.overflowing,
+        bare=bare,
     )
+
+
+def _bare(view: ModelInfo, settings: Settings) -> tuple[list[BareCentring], dict[str, Refusal]]:
+    """Return the means that may go by themselves, which `convert` leaves, and why others stay."""
+    able: list[BareCentring] = []
+    refused: dict[str, Refusal] = {}
+    for each in find_centrings(view) if settings.convert_to is None else ():
+        refusal = _refuse_here(view, each, settings)
+        if refusal is None:
+            able.append(each)
+        else:
+            refused[view.ref(each.output)] = refusal
+    return able, refused
 
 
 def _priced(plan: CentringPlan, folded: Sequence[Demand]) -> CentringPlan:
@@ -103,15 +126,15 @@ def _priced(plan: CentringPlan, folded: Sequence[Demand]) -> CentringPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """The savings and costs of the norms of a version.
+    """What the norms of a version save and take; ``sharing``: how many read one x - mean(x).
 
-    ``sharing``: how many read one x - mean(x).
+    ``with_beta``: the norms, by reference, whose betas stay, or None where all do.
     """
 
     lowering: TargetLowering
     view: ModelInfo
     settings: Settings
-    betas: bool
+    with_beta: Container[str] | None
     sharing: Mapping[ir.Value, int]
 
     def demand(self, site: NormSite, costs: Costs) -> Demand:
@@ -119,7 +142,7 @@ class _Prices:
         done = work(self.view.shape(site.input), site.size)
         if self.settings.convert_to is not None:  # one centering for one norm is a LayerNorm
             return Demand(site, done.elements * (costs.centring - 1))
-        beta = self.betas and costs.adds_beta and self._has_beta(site)
+        beta = costs.adds_beta and self._keeps_beta(site)
         apart = self._joined(site)
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
@@ -128,9 +151,10 @@ class _Prices:
             gain = min(gain, spent + done.elements * costs.centring // shared)
         return Demand(site, gain, spent, apart + beta)
 
-    def _has_beta(self, site: NormSite) -> bool:
-        """Whether the fold leaves an Add of nonzero beta that was not an operator before."""
-        if self.lowering.stays_in_operators(site):
+    def _keeps_beta(self, site: NormSite) -> bool:
+        """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
+        moves = self.with_beta is not None and self.view.ref(site.output) not in self.with_beta
+        if moves or self.lowering.stays_in_operators(site):
             return False
         beta = self.view.array(site.beta) if isinstance(site.beta, ir.Value) else site.beta
         return site.beta is not None and (beta is None or bool(np.any(beta)))
@@ -206,6 +230,12 @@ def _refuse_early(
     if not site.subtracts_mean:
         sentence = f"{site.kind.value} does not subtract the mean"
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
+    return _refuse_here(info, site, settings) or lowering.refuse_rms(site)
+
+
+def _refuse_here(
+    info: ModelInfo, site: NormSite | BareCentring, settings: Settings
+) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
-    return settings.refuse_unproved(info.ref(site.output)) or lowering.refuse_rms(site)
+    return settings.refuse_unproved(info.ref(site.output))

@@ -7,7 +7,7 @@ after f. Degrees add in products, so a ReGLU or a bilinear GLU has degree 2.
 Source: N. Graef, M. Clapp, A. Wasielewski, "Flash normalization" (arXiv:2407.09577), sections 1-3.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -16,12 +16,23 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.dims import Dim, extent
 from onnxfold.operators import facets
-from onnxfold.operators.families.maps import map_of
+from onnxfold.operators.families.maps import Axes, IndexMap, map_of
 from onnxfold.operators.families.rules import elements_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 
 Rows = tuple[tuple[int, ...], ...]
+_MAPPED = frozenset(
+    {
+        Family.CONCAT,
+        Family.GATHER,
+        Family.GEMM,
+        Family.MATMUL,
+        Family.SLICE,
+        Family.SPLIT,
+        Family.TRANSPOSE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +86,14 @@ def _read_outputs(node: ir.Node) -> list[int]:
 def _rows(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
     """Return the rows after a node that keeps them apart, or None if it may mix them."""
     row = row_of(node)
-    if facets.positionwise(row):
+    if facets.positionwise(row) or row.family is Family.EXPAND:
         return _positionwise(info, node, scaled)
     if row.rotates is not None:
         (rows,) = scaled.values()
         return rows if rows and not rows[-1] else None
-    rule = _RULES.get(row.family) if row.family is not None else None
-    return None if rule is None else rule(info, node, scaled)
+    if row.family is Family.RESHAPE:
+        return _reshape(info, node, scaled)
+    return _by_map(info, node, scaled) if row.family in _MAPPED else None
 
 
 def _positionwise(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
@@ -92,23 +104,21 @@ def _positionwise(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) ->
     return aligned.pop() if len(aligned) == 1 else None
 
 
-def _product(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    """A linear layer: no row of s runs along an index that it sums over."""
+def _by_map(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
+    """A row of s runs on along the same index, and along none that is summed over or worked on."""
     known = map_of(info, node)
-    if known is None or len(scaled) != 1:
+    if not isinstance(known, IndexMap) or (row_of(node).alone and len(scaled) != 1):
         return None
-    ((index, rows),) = scaled.items()
-    of_label = {label: row for label, row in zip(known.operand(index), rows, strict=False) if row}
-    if index >= len(known.factors) or not of_label.keys() <= set(known.output):
+    found = {_behind(known, known.operand(index), rows) for index, rows in scaled.items()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _behind(known: IndexMap, axes: Axes, rows: Rows) -> Rows | None:
+    of_label = {label: row for label, row in zip(axes, rows, strict=False) if row}
+    kept = {label for label in known.output if label and not label[0].endswith("!")}
+    if not of_label.keys() <= kept or any(rows[len(axes) :]):
         return None
     return tuple(of_label.get(label, ()) for label in known.output)
-
-
-def _transpose(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    del info
-    rows = scaled[0]
-    order = node.attributes.get_ints("perm", tuple(reversed(range(len(rows)))))
-    return tuple(rows[axis] for axis in order)
 
 
 def _reshape(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
@@ -153,51 +163,3 @@ def _first_group(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[int, int] | No
     if same < len(old) and len(new) == same + 1:
         sizes.append((len(old) - same, 1))
     return min(sizes, key=sum, default=None)
-
-
-def _expand(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    return _positionwise(info, node, scaled) if set(scaled) == {0} else None
-
-
-def _concat(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    del info
-    rows = set(scaled.values())
-    axis = node.attributes.get_int("axis", 0)
-    return _unless_along(rows.pop(), (axis,)) if len(rows) == 1 else None
-
-
-def _split(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    del info
-    return _unless_along(scaled[0], (node.attributes.get_int("axis", 0),))
-
-
-def _slice(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    rows = scaled[0]
-    axes = info.axes(node, input_index=3)
-    return None if axes is None else _unless_along(rows, axes or tuple(range(len(rows))))
-
-
-def _gather(info: ModelInfo, node: ir.Node, scaled: Mapping[int, Rows]) -> Rows | None:
-    rows, indices = scaled[0], info.rank(node.inputs[1])
-    axis = node.attributes.get_int("axis", 0) % len(rows)
-    if indices is None or rows[axis]:
-        return None
-    return rows[:axis] + ((),) * indices + rows[axis + 1 :]
-
-
-def _unless_along(rows: Rows, axes: tuple[int, ...]) -> Rows | None:
-    """Return the rows of an operator along some axes, unless it runs along one of the rows."""
-    return None if any(rows[axis] for axis in axes) else rows
-
-
-_RULES: Mapping[Family, Callable[[ModelInfo, ir.Node, Mapping[int, Rows]], Rows | None]] = {
-    Family.CONCAT: _concat,
-    Family.EXPAND: _expand,
-    Family.GATHER: _gather,
-    Family.GEMM: _product,
-    Family.MATMUL: _product,
-    Family.RESHAPE: _reshape,
-    Family.SLICE: _slice,
-    Family.SPLIT: _split,
-    Family.TRANSPOSE: _transpose,
-}

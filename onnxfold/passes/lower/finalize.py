@@ -38,8 +38,17 @@ def finished(
     staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
     _define(view, staying, form)
     strip_types(model, like=original)
-    model.metadata_props[METADATA_KEY] = noted
+    model.metadata_props[METADATA_KEY] = _with_inexact(noted, original)
     return model
+
+
+def _with_inexact(noted: str, original: ir.Model) -> str:
+    """Keep what a model says of means that were dropped from it."""
+    try:
+        said = json.loads(original.metadata_props[METADATA_KEY])["inexact"]
+    except (KeyError, TypeError, ValueError):
+        return noted
+    return json.dumps({**json.loads(noted), "inexact": said}, sort_keys=True)
 
 
 def note(target: Target, folded: int = 0, inserted: int = 0) -> str:

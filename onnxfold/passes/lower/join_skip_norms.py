@@ -1,32 +1,73 @@
 """Skip norms that were split for the analysis become one operator again if the norm stays.
 
-The fusions of an optimized model are kept, except those that a fold replaced. The original is split
-again, and the result is searched for the parts: the same nodes between the same values, or with
-replaced values, such as a moved gamma.
+A model that an optimizer has fused keeps its fusions but for those that a fold took the place of.
+The original is split once more, and what that gives is looked for in the result: the same nodes
+between the same values, or others in their place, such as a gamma that has moved.  A part that has
+been stored, as the positions of a fixed length are, must have the numbers that the split computes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from sys import maxsize
 
 import onnx_ir as ir
 
-from onnxfold.graph.edit import inherit, insert_before, redirect, sweep
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import ConstantFolder, constant_tensor
+from onnxfold.graph.edit import add_constant, inherit, insert_before, redirect, sweep
+from onnxfold.graph.equality import same_tensor
 from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
+from onnxfold.operators.families.cut_parts import cut_of
+from onnxfold.operators.new_nodes import weight_value
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, ready
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
-from onnxfold.shapes import fill_types
+from onnxfold.shapes import fill_types, infer
 from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.sums import SLOW_SINCE
 
 _EMBEDDING = (CONTRIB_DOMAIN, "EmbedLayerNormalization")
 
 
+class _Copy:
+    """The original in parts, and its constants; types are inferred when one is asked for."""
+
+    def __init__(self, model: ir.Model):
+        self.model = model
+
+    @cached_property
+    def _info(self) -> ModelInfo:
+        return infer(self.model)
+
+    @cached_property
+    def _folder(self) -> ConstantFolder:
+        return ConstantFolder(self._info.opset, self._info.shape, maxsize)
+
+    def constant(self, value: ir.Value) -> ir.TensorProtocol | None:
+        """Return what is stored, or computed from what is, of any size."""
+        stored = constant_tensor(value)
+        if stored is not None or value.producer() is None:
+            return stored
+        array, cut = self._folder.array(value), cut_of(self._info, value)
+        if array is None and cut is not None:  # of a length that only the shapes tell
+            whole = constant_tensor(cut.source)
+            array = None if whole is None else whole.numpy()[cut.index]
+        return None if array is None else ir.Tensor(array, name=value.name)
+
+    def has(self, value: ir.Value, stored: ir.Value) -> bool:
+        """Whether a constant of the result is this one of the original."""
+        new = constant_tensor(stored)
+        old = None if new is None else self.constant(value)
+        return new is not None and old is not None and same_tensor(new, old)
+
+
 @dataclass(frozen=True, slots=True)
 class _Split:
     """A skip norm of the original, and the nodes into which it is split."""
 
+    copy: _Copy
     node: ir.Node
     inputs: tuple[ir.Value | None, ...]
     outputs: tuple[str, ...]
@@ -75,8 +116,8 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
         return
     copy = original.clone()
     if any(node.op_type == "SkipGroupNorm" for node in all_nodes(copy)):
-        fill_types(copy)  # by which it is split
-    builder = Builder(copy)
+        fill_types(copy)  # which it is split by
+    builder, known = Builder(copy), _Copy(copy)
     for node in list(all_nodes(copy)):
         if (node.domain, node.op_type) not in SPLITTERS:
             continue
@@ -84,7 +125,7 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
         call = builder.at(node)
         left = SPLITTERS[node.domain, node.op_type](call)
         if left is None and (node.domain, node.op_type) in kinds:
-            yield _Split(node, inputs, outputs, tuple(call.nodes), call.results)
+            yield _Split(known, node, inputs, outputs, tuple(call.nodes), call.results)
 
 
 def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:
@@ -94,7 +135,9 @@ def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match
     expected, node = part.producer(), value.producer()
     if expected is None or expected not in split.parts:
         return match.values.setdefault(part, value) is value
-    if node is None or match.nodes.setdefault(expected, node) is not node:
+    if node is None:
+        return split.copy.has(part, value)
+    if match.nodes.setdefault(expected, node) is not node:
         return False
     same = (
         node.op_identifier() == expected.op_identifier()
@@ -106,6 +149,26 @@ def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match
         _matches(split, inner, operand, match)
         for inner, operand in zip(expected.inputs, node.inputs, strict=True)
     )
+
+
+def _operand(
+    split: _Split,
+    value: ir.Value | None,
+    match: _Match,
+    values: Mapping[str | None, ir.Value],
+) -> ir.Value | None:
+    """Return what an operand of the skip norm is in the result; None where it is there no more.
+
+    A constant comes back that only a part has read which is stored now.
+    """
+    if value is None:
+        return None
+    if value in match.values:
+        return match.values[value]
+    named, tensor = values.get(value.name), split.copy.constant(value)
+    if tensor is None or (named is not None and split.copy.has(value, named)):
+        return named
+    return weight_value(value.name or "", tensor.numpy()) if named is None else None
 
 
 def _settings_of(node: ir.Node) -> dict[str, object]:
@@ -128,12 +191,15 @@ def _join(
     nodes = [match.nodes[part] for part in split.parts if part in match.nodes]
     made = {value.producer() for value in results.values()}
     place = next(node for node in nodes if node in made)
-    inputs = [
-        None if value is None else match.values.get(value, values.get(value.name))
-        for value in split.inputs
-    ]
-    if not ready(inputs, place):
+    inputs = [_operand(split, value, match, values) for value in split.inputs]
+    gone = any(
+        new is None and old is not None for old, new in zip(split.inputs, inputs, strict=True)
+    )
+    if gone or not ready(inputs, place) or not isinstance(place.graph, ir.Graph):
         return
+    for value in inputs:
+        if value is not None and value.const_value is not None and value.name not in values:
+            add_constant(place.graph, value)
     node = ir.node(
         split.node.op_type,
         inputs,

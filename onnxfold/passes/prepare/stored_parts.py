@@ -70,8 +70,7 @@ def _index(view: ModelInfo, node: ir.Node, value: ir.Value) -> _Index | None:
     if cut is None:
         return None
     picks = row_of(node).family is Family.GATHER
-    chosen = cut.start if picks else slice(cut.start, cut.start + cut.length)
-    return (*(slice(None),) * cut.axis, chosen)
+    return (*cut.index[: cut.axis], cut.start) if picks else cut.index
 
 
 def _stored(view: ModelInfo, tensor: ir.TensorProtocol, part: ir.Value, index: _Index) -> ir.Value:

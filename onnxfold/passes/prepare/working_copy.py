@@ -4,8 +4,8 @@ Calls of model-local functions are inlined, except our own, and operators that f
 addition with a norm are split into the addition and the norm, so that the analysis sees the
 addition; lowering fuses them again. Elements of an unbound tensor are picked from the tensor,
 operands of Identity are read directly, and loop-invariant weights are read from the outer scope.
-Parts of weights are stored separately, constant expressions are stored, chained factors merged, and
-biases added.
+Parts of weights are stored separately, constant expressions are stored, chained factors merged,
+biases added, and means of a summand subtracted from it before the addition.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ from onnxfold.passes.prepare.add_biases import add_biases
 from onnxfold.passes.prepare.fold_constants import fold_constants
 from onnxfold.passes.prepare.identities import read_directly
 from onnxfold.passes.prepare.invariant_states import read_from_outside
+from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
 from onnxfold.passes.prepare.merge_constant_factors import merge_constant_factors
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.stored_parts import store_parts
@@ -91,7 +92,7 @@ def prepare(
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
-    picked = pick_from_tensors(clone) + reshape_whole(clone)
+    picked = pick_from_tensors(clone) + reshape_whole(clone) + subtract_from_summands(clone)
     read += read_from_outside(clone)
     same = inferred and not (inlined or split or picked or read)
     info = ModelInfo(clone) if same else infer(clone)

@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 
-import onnx_ir as ir
-
 from onnxfold.errors import InvariantError
-from onnxfold.graph.edit import Editor, inherit, redirect, set_input, sweep
+from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.operands import known_operand, known_producer
-from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
@@ -42,22 +39,8 @@ def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
         places.append(fusion.shifted, Shift(channels, shift))
     start, end = known_operand(op.node, op.index), op.node.outputs[0]
     operands = list(op.node.inputs)
-    if fusion.moved:
-        addition, index = known_producer(start), 1 - fusion.scaled[0].reader.index
-        places.moved(fusion.output, _put_before(places.edit, addition, index, op))
     redirect(end, start, outputs=True)
     sweep([op.node])
     for operand in operands:
         places.edit.drop_if_unread(operand)
     inherit(end, start)
-
-
-def _put_before(edit: Editor, addition: ir.Node, index: int, op: ChannelOp) -> ir.Value:
-    """Move a scale before an operand of a sum, and return the scaled operand."""
-    x, new = known_operand(addition, index), NewNodes(edit.info.opset)
-    operands = [x if i == op.index else operand for i, operand in enumerate(op.node.inputs)]
-    factor = new.op(op.node.op_type, *operands)
-    factor.name, factor.type, factor.shape = f"{x.name}.scaled", x.type, x.shape
-    scaled = edit.compute_before(addition, new)
-    set_input(addition, index, scaled)
-    return scaled

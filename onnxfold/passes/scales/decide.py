@@ -22,10 +22,8 @@ from onnxfold.passes.scales.score_scales import scales_scores
 from onnxfold.passes.scales.writer import (
     ChannelOp,
     LinearWriter,
-    before_passed,
     channel_op,
     embedded,
-    gamma_of_its_own,
     writer_of,
 )
 from onnxfold.refusal import Refusal
@@ -88,9 +86,7 @@ def decide_scales(
     of_norms = {node for site in sites if site.kind is not NormKind.DYT for node in site.nodes}
     of_norms -= {node for site in sites for node in _last_constants(view, site)}
     norms = {site.output: site for site in sites if _scales_by_gamma(site)}
-    bare = {site.output for site in sites if _lacks_gamma_alone(site)}
     passed: dict[ir.Value, ir.Value] = {}  # by the results of what moves, the value before it
-    given: dict[ir.Value, ir.Value] = {}  # by the sums of norms, the product that absorbs factors
     biased: set[ir.Node] = set()  # layers to which an earlier fusion adds a bias
     fusions: list[ScaleFusion] = []
     refusals: list[tuple[str, Refusal]] = []
@@ -99,9 +95,7 @@ def decide_scales(
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
             continue
-        writer, behind = writer_of(view, op, passed, norms), before_passed(op, passed)
-        if isinstance(writer, Refusal) and behind in bare:
-            writer = gamma_of_its_own(view, op, behind, given.get(behind)) or writer
+        writer = writer_of(view, op, passed, norms)
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
@@ -114,9 +108,6 @@ def decide_scales(
             fusions.append(fusion)
             source = known_operand(node, op.index)
             passed[node.outputs[0]] = passed.get(source, source)
-            if op.scale is not None and behind in bare:
-                product = node if fusion.moved else writer.weight.reader.node
-                given[behind] = product.outputs[0]
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
     return tuple(fusions), tuple(refusals)
@@ -166,12 +157,6 @@ def _scales_by_gamma(site: NormSite) -> bool:
     return operator and site.kind in (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 
-def _lacks_gamma_alone(site: NormSite) -> bool:
-    """Whether a spelled-out norm for which an operator exists has a beta and no gamma."""
-    spelled = site.form is NormForm.DECOMPOSED and site.refusal is None
-    return spelled and site.gamma is None and site.beta is not None
-
-
 def _fusion(
     view: ModelInfo, op: ChannelOp, writer: LinearWriter, limit: int, biased: bool
 ) -> ScaleFusion | None:
@@ -197,7 +182,6 @@ def _fusion(
         scaled,
         shifted,
         writer.part,
-        writer.before_sum,
     )
 
 

@@ -13,8 +13,7 @@ class ScaleFusion:
 
     ``output`` is the reference of z, ``writer`` of the linear layer's result; ``scaled`` are the
     constants that absorb the scale, ``shifted`` the one that then absorbs the shift. ``part``:
-    start, length and total of the scaled channels, after a Split of all of them. ``moved``: the
-    operator is not removed, but moved before the sum that it follows.
+    start, length and total of the scaled channels, after a Split of all of them.
     """
 
     name: str
@@ -23,7 +22,6 @@ class ScaleFusion:
     scaled: tuple[Place, ...]
     shifted: Place | None = None
     part: tuple[int, int, int] | None = None
-    moved: bool = False
 
     @property
     def places(self) -> tuple[Place, ...]:

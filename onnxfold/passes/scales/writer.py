@@ -9,26 +9,27 @@ After one part of a joint projection, c and d apply to the part, and are 1 and 0
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
+from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
 from onnxfold.graph.operands import (
     is_read_once,
     known_operand,
     known_producer,
+    operand,
     producer_of,
-    weight_operand,
 )
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.cut_parts import AxisPart, cut_of, element_readers, only_part
+from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.reactions import before_layout
-from onnxfold.operators.families.rules import transfer_of
-from onnxfold.operators.families.transfer import Carried, refuse
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
@@ -63,8 +64,7 @@ class LinearWriter:
     ``output`` are the channels in the layer's output. ``weight`` and ``biases`` are roots with the
     channels in their own coordinates; ``new_bias`` is an input that may receive a bias. ``part``:
     start, length and total if the operator follows one part of a value, so that its scale applies
-    to some of the channels, and is 1 for the others. ``before_sum``: the weight is a beta, and the
-    operator becomes the missing gamma of its norm.
+    to some of the channels, and is 1 for the others.
     """
 
     node: ir.Node
@@ -73,7 +73,6 @@ class LinearWriter:
     biases: tuple[EditPlace, ...]
     new_bias: Reader | None
     part: tuple[int, int, int] | None = None
-    before_sum: bool = False
 
 
 def embedded(
@@ -196,8 +195,8 @@ def writer_of(
         step = _back(view, node, channels, biases, passed)
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
-            near = len(op.node.inputs) > 1 and before_passed(op, passed) is value
-            takes = taker is not None and (near or _differs(view, op, taker))
+            direct = len(op.node.inputs) > 1 and before_passed(op, passed) is value
+            takes = taker is not None and _may_take(view, op, taker, direct=direct)
             return replace(taker, part=part) if taker is not None and takes else step
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
@@ -290,13 +289,14 @@ def before_passed(op: ChannelOp, passed: Mapping[ir.Value, ir.Value]) -> ir.Valu
     return passed.get(value, value) if is_read_once(value) else value
 
 
-def _differs(view: ModelInfo, op: ChannelOp, taker: LinearWriter) -> bool:
-    """Whether the constant that absorbs an operator varies by channel.
+def _may_take(view: ModelInfo, op: ChannelOp, taker: LinearWriter, *, direct: bool) -> bool:
+    """Whether a second run finds nothing that the first one left.
 
     Ones and zeros in an operator replace missing parameters of the original norm. That norm could
-    not absorb signs, nor scales after operators that move elements, so a second run must not
-    either.
+    not absorb signs, nor scales with a beta or after operators that move elements.
     """
+    if direct and (op.scale is None or not taker.biases):
+        return True
     place = taker.weight if op.scale is not None or not taker.biases else taker.biases[0]
     array = view.array(place.value)
     return array is None or array.size == 1 or not bool(np.all(array == array.flat[0]))
@@ -328,30 +328,6 @@ def _constants(
     return LinearWriter(node, channels, places[0], tuple(biases), None)
 
 
-def gamma_of_its_own(
-    view: ModelInfo, op: ChannelOp, value: ir.Value, given: ir.Value | None
-) -> LinearWriter | None:
-    """Return the beta of a norm that computes ``value``, a sum: c (n(x) + b) = c n(x) + c b.
-
-    With it a factor of n(x), which may be ones; ``given``: the product by the factor that n(x)
-    received from an earlier operator.
-    """
-    node = known_producer(value)
-    index, sign = weight_operand(view, node, "Add"), len(op.node.inputs) == 1
-    if index is None or op.shift is not None or not is_read_once(value):
-        return None
-    beta = bias_root(view, Reader(node, index), op.channels, value)
-    normed = known_operand(node, 1 - index)
-    alike = view.shape(normed) == view.shape(value)
-    if beta is None or not alike or node.graph is not op.node.graph or (sign and given is None):
-        return None
-    product = normed if given is None and is_read_once(normed) else given
-    factors = [] if product is None else factor_of(view, product, op.channels)
-    if factors:
-        return LinearWriter(node, op.channels, factors[0], (beta,), None)
-    return None if sign else LinearWriter(node, op.channels, beta, (), None, before_sum=True)
-
-
 def _writer(
     view: ModelInfo, node: ir.Node, channels: Channels, biases: list[EditPlace]
 ) -> LinearWriter | Refusal | int:
@@ -370,18 +346,15 @@ def _writer(
     if row_of(node).bias is not None:
         if node.attributes.get_float("beta", 1.0) != 1.0:
             return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "multiplies its bias")
-        operand = node.inputs[2] if len(node.inputs) > 2 else None
-        reader = Reader(node, 2)
-        if operand is None:
+        reader = Reader(node, row_of(node).bias or 0)
+        bias = operand(node, reader.index)
+        if bias is None:
             new_bias = reader
         else:
-            tensor = view.tensor(operand)
-            shape = () if tensor is None else tuple(tensor.shape.numpy())
-            axes = {axis: len(shape) - 1 for axis in channels.axes}
-            full = channels.size in (1, shape[-1] if shape else 0)
-            if tensor is None or not full or len(axes) > 1:
+            place = _in_operand(map_of(view, node), channels, reader.index)
+            if view.tensor(bias) is None or place is None:
                 return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has a bias that cannot follow")
-            found.append(EditPlace(operand, reader, channels.renamed(axes), SCALAR))
+            found.append(EditPlace(bias, reader, place, SCALAR))
     return LinearWriter(node, channels, root, tuple(found), new_bias)
 
 
@@ -390,20 +363,20 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     if not channels.digits:
         first = row_of(node).layer in _PRODUCTS and not is_weight(view, node, 1)
         return (0 if first else 1), SCALAR
-    if row_of(node).layer is Layer.CONVOLUTION:  # for any groups
-        return (1, channels.renamed({1: 0})) if channels.axes == (1,) else None
-    transfer = transfer_of(node)
-    if transfer is None:
+    known = map_of(view, node)
+    count = len(known.factors) if isinstance(known, IndexMap) else 0
+    places = ((index, _in_operand(known, channels, index)) for index in range(count))
+    held = [(index, place) for index, place in places if place is not None]
+    several = row_of(node).layer is Layer.CONVOLUTION  # of groups, which x has too
+    return held[-1] if len(held) == 1 or (held and several) else None
+
+
+def _in_operand(
+    known: IndexMap | Refusal | None, channels: Channels, index: int
+) -> Channels | None:
+    """Return where channels of the output are in an operand, None where it lacks one."""
+    if not channels.digits:
+        return SCALAR
+    if not isinstance(known, IndexMap):
         return None
-    indices: set[int] = set()
-
-    def back(digit: Fiber) -> Fiber | None:
-        found = transfer.backward(view, node, 0, digit)
-        carried = (
-            [pair for pair in found.inputs if pair[0] < 2] if isinstance(found, Carried) else []
-        )
-        indices.update(index for index, _ in carried)
-        return carried[0][1] if len(carried) == 1 else None
-
-    moved = channels.mapped(back)
-    return None if moved is None or len(indices) != 1 else (indices.pop(), moved)
+    return channels.mapped(partial(known.image, old=known.output, new=known.operand(index)))

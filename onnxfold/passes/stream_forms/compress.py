@@ -17,11 +17,12 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_shape
-from onnxfold.passes.stream_forms.stream import Stream, stream_of
+from onnxfold.passes.stream_forms.stream import stream_of
 from onnxfold.passes.stream_forms.stream_sizes import follows
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes.symbolic import SymbolicShapes
 from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.stream_walk import Stream
 from onnxfold.targets.lowering import TargetLowering
 
 

@@ -19,10 +19,11 @@ from onnxfold.passes.norms_plan import named_sites
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.passes.stream_forms.shapes import change_shapes, declare, resize_weight
-from onnxfold.passes.stream_forms.stream import Stream, StreamWalk
+from onnxfold.passes.stream_forms.stream import ResizingWalk
 from onnxfold.passes.stream_forms.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.stream_walk import Stream
 from onnxfold.weights.narrow import refuse_narrow
 
 
@@ -69,8 +70,8 @@ def _completing(info: ModelInfo, site: NormSite, start: Point) -> list[Reader]:
     return [reader for reader in info.readers(start.value) if reader.node in nodes]
 
 
-class _LengtheningWalk(StreamWalk):
-    """The walk in the other direction: weights become longer, whatever their numbers."""
+class _LengtheningWalk(ResizingWalk):
+    """The walk in the other direction: weights become longer, whatever they hold."""
 
     def refuse_weight(self, point: Point) -> Refusal | None:
         tensor, name = self.info.tensor(point.value), point.value.name or ""

@@ -20,7 +20,7 @@ from onnxfold.operators.families.reactions import before_layout, react
 from onnxfold.operators.families.transfer import Backward, refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.table import row_of
-from onnxfold.passes.stream_forms.stream import StreamWalk
+from onnxfold.passes.stream_forms.stream import ResizingWalk
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.weights.narrow import refuse_narrow
@@ -35,8 +35,8 @@ class LinearReader:
     layouts: tuple[tuple[ir.Value, int], ...]
 
 
-class ReadersWalk(StreamWalk):
-    """Walk over the nodes between norms and linear layers; norms compute ``starts``."""
+class ReadersWalk(ResizingWalk):
+    """Finds what stands between norms and linear layers; each of ``starts`` is given by a norm."""
 
     def __init__(
         self,

@@ -51,19 +51,19 @@ class CallLog(aio.ServerInterceptor):
     """Writes the line of each gRPC call; health calls are refused quietly here too."""
 
     async def intercept_service(self, continuation: Any, call: Any) -> Any:
-        """Return the call's handler with the line after it; streams have none."""
+        """Return the call's handler with the line after it."""
         handler = await continuation(call)
-        if handler is None or handler.unary_unary is None:
-            return handler
+        if handler is None:
+            return None
 
-        async def logged(request: Any, context: aio.ServicerContext) -> Any:
+        async def logged(messages: Any, context: aio.ServicerContext) -> Any:
             start = time.perf_counter()
             try:
-                return await handler.unary_unary(request, context)
+                return await handler.stream_unary(messages, context)
             finally:
                 _log_call(call.method, context, time.perf_counter() - start)
 
-        return grpc.unary_unary_rpc_method_handler(
+        return grpc.stream_unary_rpc_method_handler(
             logged, handler.request_deserializer, handler.response_serializer
         )
 

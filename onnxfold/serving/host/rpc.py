@@ -29,6 +29,7 @@ from onnxfold.serving.codec import raw_bytes
 from onnxfold.serving.datatypes import BY_NAME
 from onnxfold.serving.host import extensions
 from onnxfold.serving.host.access_log import CallLog
+from onnxfold.serving.host.arrivals import CHANNEL_OPTIONS, Arrivals
 from onnxfold.serving.host.model import demand_ready, ready_model, statistics
 from onnxfold.serving.host.sockets import unsent
 from onnxfold.serving.request_bodies import BodyBudget, RefusedError
@@ -42,7 +43,7 @@ _CODES = {
 _MESSAGE_BYTES = 2**31 - 1
 _POLL_S = 0.01
 _LAST_S = 0.5
-# Called without a token, by orchestrators.
+# Called without a token, by orchestrators; they are empty.
 _OPEN_CALLS = (f"/{extensions.SERVICE}/ServerLive", f"/{extensions.SERVICE}/ServerReady")
 
 
@@ -175,7 +176,7 @@ class _Token(aio.ServerInterceptor):
         shown = dict(call.invocation_metadata).get("authorization", "")
         if call.method in _OPEN_CALLS or hmac.compare_digest(str(shown).encode(), self._wanted):
             return await continuation(call)
-        return grpc.unary_unary_rpc_method_handler(_unauthenticated)
+        return grpc.stream_unary_rpc_method_handler(_unauthenticated)  # before its message is read
 
 
 async def _unauthenticated(_: object, context: aio.ServicerContext) -> None:
@@ -203,14 +204,19 @@ class Rpc(GRPCServer):
         self._budget = budget
 
     async def start(self) -> None:
-        interceptors = [CallLog(), PromServerInterceptor(enable_handling_time_histogram=True)]
-        if self._asked.token is not None:
-            interceptors.append(_Token(self._asked.token))
+        asked = self._asked
+        at_once = asked.most_buffered // asked.max_request_bytes
         self._server = aio.server(
-            interceptors=interceptors,
+            interceptors=[
+                CallLog(),
+                *([] if asked.token is None else [_Token(asked.token)]),
+                Arrivals(at_once, asked.body_timeout_s, _OPEN_CALLS),
+                PromServerInterceptor(enable_handling_time_histogram=True),
+            ],
             options=[
+                *CHANNEL_OPTIONS,
                 ("grpc.max_send_message_length", _MESSAGE_BYTES),
-                ("grpc.max_receive_message_length", self._asked.max_request_bytes),
+                ("grpc.max_receive_message_length", asked.max_request_bytes),
             ],
         )
         self._servicer = _Servicer(self._data_plane, self._model_repository_handlers, self._budget)
@@ -219,10 +225,10 @@ class Rpc(GRPCServer):
         host = self._settings.host
         address = f"[{host}]" if ":" in host else host
         at = f"{address}:{self._settings.grpc_port}"
-        if self._asked.tls is None:
+        if asked.tls is None:
             self._server.add_insecure_port(at)
         else:
-            chain, key = (path.read_bytes() for path in self._asked.tls)
+            chain, key = (path.read_bytes() for path in asked.tls)
             self._server.add_secure_port(at, grpc.ssl_server_credentials([(key, chain)]))
         await self._server.start()
         self.opened.set()

@@ -196,6 +196,26 @@ CONTRIB = [
         (F32,),
         MS,
     ),
+    *(
+        Case(
+            "GatherBlockQuantized",
+            [
+                np.random.default_rng(0).integers(0, 256, (5, 16 * bits // 4), np.uint8),
+                np.int64([[4, 0, 1], [1, 1, 3]]),
+                np.abs(f(5, 2)),
+                *points,
+            ],
+            {"bits": bits, "block_size": 16, "quantize_axis": 1, "gather_axis": 0},
+            17,
+            (F32,),
+            MS,
+        )
+        for bits, points in (
+            (4, []),
+            (8, []),
+            (4, [np.uint8([[0x21], [0x43], [0xA5], [0x07], [0xF0]])]),
+        )
+    ),
     Case(
         "MatMulNBits",
         [f(3, 32), np.random.default_rng(0).integers(0, 256, (4, 2, 8), np.uint8), np.abs(f(8))],

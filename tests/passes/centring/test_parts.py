@@ -252,5 +252,6 @@ def test_the_plan_is_read_back_with_its_parts() -> None:
 def test_algorithm_1_does_not_ask_who_moves_with_a_norm() -> None:
     """The paper's count is of its own rules: whole weights, though v would move with q and k."""
     info = prepare(_model(_FOLDING["heads of three, as Persimmon"], "double")).info
-    decision = decide(info, Settings(Target.KERNELS))
-    assert (len(decision.plan.folds), decision.algorithm1) == (2, 2)
+    decision = decide(info, Settings(Target.KERNELS, paper=True))
+    assert decision.paper is not None
+    assert (len(decision.plan.folds), decision.paper.algorithm1) == (2, 2)

@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 import onnxfold
+from onnxfold.graph.edit import change_constant
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower import join_skip_norms as module
@@ -136,6 +138,57 @@ def test_an_embedding_that_does_not_fold_stays_whole(positions: bool) -> None:
     assert after["SkipLayerNormalization"] == 0
     assert sum(after.values()) == sum(before.values()) + 1
     agree(result.model, original)
+
+
+@pytest.mark.parametrize("given", ["", "segments", "at"])
+def test_an_embedding_of_constants_stays_whole(given: str) -> None:
+    """Its positions of a fixed length, and what constants look up, are stored in parts."""
+    original = _embedding_of_constants(given)
+    result = onnxfold.optimize(original, target="ort")
+    assert result.changed
+    (node,) = (n for n in result.model.graph.node if n.op_type == "EmbedLayerNormalization")
+    (before,) = (n for n in original.graph.node if n.op_type == "EmbedLayerNormalization")
+    assert node.input == before.input
+    kept = {each.name: each for each in result.model.graph.initializer}
+    assert all(kept[each.name] == each for each in original.graph.initializer)
+    assert len(kept) == len(original.graph.initializer)
+    agree(result.model, original)
+    assert not onnxfold.optimize(result.model, target="ort", check=0).changed
+
+
+def test_a_part_of_other_numbers_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed() -> tuple[ir.Model, ir.Model]:
+        original = ir.from_proto(_embedding_of_constants("segments"))
+        model = prepare(original).model
+        for name, value in model.graph.initializers.items():
+            if name.endswith(".folded"):
+                tensor = ir.Tensor(value.const_value.numpy() + np.float32(1), name=name)
+                change_constant(value, tensor)
+        return model, original
+
+    expected = ir.to_proto(changed()[0])
+    assert operators(_joined(*changed()))["EmbedLayerNormalization"] == 0
+    monkeypatch.setattr(module, "same_tensor", lambda a, b: True)
+    feeds = random_feeds(expected)
+    forced, right = run(_joined(*changed()), feeds)[0], run(expected, feeds)[0]
+    assert np.abs(forced - right).max() > 0.1
+
+
+def _embedding_of_constants(given: str) -> onnx.ModelProto:
+    body = EMBED.replace("mask)", "mask, at)") if "at" in given else EMBED
+    names = ["ids", "segments", "mask", *(("at",) if "at" in given else ())]
+    inputs = [f"int32[2,3] {name}" for name in names if name not in given]
+    model = fused(body, ", ".join(inputs), f"float[2,3,{WIDTH}] y, float[2] v")
+    tables = {"words": 5, "places": 7, "kinds": 4}
+    for each in model.graph.initializer:
+        rng = np.random.default_rng(len(each.name))
+        if each.name in tables:
+            table = rng.standard_normal((tables[each.name], WIDTH)).astype(np.float32)
+            each.CopyFrom(numpy_helper.from_array(table, each.name))
+        if each.name in names:
+            ids = rng.integers(0, 4, (2, 3), np.int32)
+            each.CopyFrom(numpy_helper.from_array(ids, each.name))
+    return model
 
 
 def test_a_model_need_not_import_the_operators_of_onnx_runtime() -> None:

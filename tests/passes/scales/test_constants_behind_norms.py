@@ -17,7 +17,7 @@ _SPELLED = (
 )
 _TAILS = {
     "gamma and beta": _NORM.format(parts="ones") + "g = Mul(m, gamma) n = Add(beta, g) ",
-    "gamma of one more": _NORM.format(parts="ones, beta") + "o = Add(one, gamma) n = Mul(o, m) ",
+    "gamma of one more": _NORM.format(parts="ones") + "o = Add(one, gamma) n = Mul(o, m) ",
     "a scale": _NORM.format(parts="gamma, beta") + "n = Mul(m, half) ",
     "two shifts": _NORM.format(parts="ones") + "g = Add(m, gamma) n = Add(beta, g) ",
     "a scale behind parts": _SPELLED + "g = Mul(q, gamma) b = Add(g, beta) n = Mul(b, half) ",

@@ -18,7 +18,6 @@ from onnxfold.shapes import infer
 from tests.passes.affine.affine_graphs import Array, error, graph, weights
 from tests.passes.scales.scale_graphs import (
     BIASED,
-    BOUND,
     absorb,
     applied,
     assert_moved,
@@ -252,34 +251,19 @@ def test_a_bias_that_a_scale_forgets_fails_the_proof_behind_a_rotation_of_signs(
     assert not forgetful.proof.passed
 
 
-_BETA_ALONE = (
-    "u = ReduceMean(x, last) c = Sub(x, u) s = Mul(c, c) v = ReduceMean(s, last) e = Add(v, one) "
-    "r = Sqrt(e) q = Div(c, r) n = Add(q, d) "
-)
-
-
-@pytest.mark.parametrize("tail", ["Mul(n, eight)", "Div(n, eight)", "Mul(d3, n)"])
-def test_a_scale_becomes_the_gamma_that_a_norm_spelled_out_lacks(tail: str) -> None:
-    """Runtimes fuse it with a gamma of ones, and a second run must make the same one."""
-    before = scale_model(f"{_BETA_ALONE} y = {tail}", {"one": np.array(1.0)})
-    done = absorb(before)
-    assert [fusion.moved for fusion in done.fusions] == [True]
-    assert done.model.graph[-1].op_type == "Add"
-    assert len(done.model.graph) == len(before.graph)
-    assert error(before, done.model) < BOUND
-    assert done.proof.passed
-    assert not absorb(done.model).fusions
-    beta = done.model.graph.initializers["d"]
-    beta.const_value = before.graph.initializers["d"].const_value
-    assert error(before, done.model) > 1e-2
-    view = infer(prepare(before).model)
-    assert not prove_scales(view, infer(done.model), done.fusions).passed
-
-
-@pytest.mark.parametrize("tail", ["y = Neg(n)", "t = Tanh(n) m = Mul(n, eight) y = Add(t, m)"])
-def test_a_norm_spelled_out_without_gamma_keeps_what_is_no_gamma(tail: str) -> None:
-    before = scale_model(_BETA_ALONE + tail, {"one": np.array(1.0)})
-    assert not absorb(before).fusions
+def test_a_scale_of_rows_leaves_a_layer_whose_bias_runs_along_columns() -> None:
+    rng = np.random.default_rng(0)
+    square, tall = rng.normal(size=(6, 6)), rng.normal(size=(6, 4))
+    body = (
+        "u = ReduceMean <keepdims = 0> (x, first) v = MatMul(P, u) g = Gemm(A, v, c) y = Mul(g, k)"
+    )
+    column = np.arange(1.0, 7.0).reshape(6, 1)
+    more = {"first": np.array([0]), "A": square, "P": tall, "c": square[0], "k": column}
+    assert not absorb(scale_model(body, more)).fusions
+    assert absorb(scale_model(body, {**more, "k": column.reshape(1, 6)})).fusions == ()
+    of_rows = absorb(scale_model(body.replace("v, c)", "v)"), more))
+    assert len(of_rows.fusions) == 1
+    assert of_rows.proof.passed
 
 
 def test_the_scale_of_another_reader_would_change_the_function_and_fail_the_proof() -> None:

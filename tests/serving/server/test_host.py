@@ -14,7 +14,7 @@ import importlib, pkgutil
 import onnxfold.serving.host as host
 
 names = [info.name for info in pkgutil.walk_packages(host.__path__, host.__name__ + ".")]
-assert len(names) == 10, names
+assert len(names) == 11, names
 for name in names:
     assert not hasattr(importlib.import_module(name), "__all__"), name  # all without an underscore
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import time
 import zlib
@@ -17,6 +18,7 @@ import pytest
 from tests.serving.server import models
 from tests.serving.server.clients import client
 from tests.serving.server.extra import demand_extra
+from tests.serving.server.half_messages import HalfMessages
 from tests.serving.server.process import Server, serving, wait_for
 from tests.serving.server.slow_network import stuck_network
 
@@ -293,6 +295,41 @@ def test_a_stop_waits_for_no_call_that_has_not_come(folder: Path) -> None:
             assert stuck.wait(120)
             assert server.stop() == 0
         assert "Traceback" not in server.log.read_text()
+
+
+def test_as_many_messages_come_at_once_as_the_budget_holds(folder: Path) -> None:
+    """Of all others only the window of a stream; and clients that stay silent hold up nobody."""
+    import tritonclient.grpc
+
+    size, window = 1 << 20, 1 << 16
+    options = ("--max-request-bytes", str(size), "--max-buffered", str(2 * size))
+    options += ("--body-timeout", "2", "--no-optimize")
+    with (
+        serving(folder, folder / "scaled.onnx", *options) as server,
+        HalfMessages(server.grpc) as half,
+    ):
+        with HalfMessages(server.grpc) as other:
+            assert half.call(size - 100, 60) > size - 200
+            sent = [each.call(size - 100, 0.2) for each in (other, half) for _ in range(5)]
+            assert sum(sent) <= size + len(sent) * window
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as asking:
+            assert asking.is_server_live()
+        x = np.ones((1, 4), np.float32)
+        with client(server, "grpc") as infer:
+            np.testing.assert_array_equal(infer("scaled", {"x": x})["y"], 2 * x)
+        refused = "UNAVAILABLE, .*: the message took over 2 s while others waited; ask again"
+        assert re.search(refused, server.log.read_text())
+
+
+def test_a_call_without_the_token_sends_no_message(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    options = ("--no-optimize", "--token-file", tmp_path / "token")
+    with (
+        serving(folder, folder / "scaled.onnx", *options) as server,
+        HalfMessages(server.grpc) as half,
+    ):
+        assert half.call(1 << 20, 1.0) <= 1 << 16
+        assert "UNAUTHENTICATED" in server.log.read_text()
 
 
 def test_a_limit_of_one_request_harms_no_other(limited: Server) -> None:

@@ -1,4 +1,4 @@
-"""Random models by seed: streams of every kind, merged norms, attention, and single operators."""
+"""Random models by seed: streams, gated ones, merged norms, attention, and single operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 
 from tests.soundness.random_graphs.chains import chain_graph
 from tests.soundness.random_graphs.draft import B, RandomGraph
+from tests.soundness.random_graphs.gated import gated_graph
 from tests.soundness.random_graphs.merged import merged_graph
 from tests.soundness.random_graphs.projections import projection_graph
 from tests.soundness.random_graphs.sampled import sampled_graph
@@ -15,6 +16,7 @@ __all__ = [
     "B",
     "RandomGraph",
     "chain_graph",
+    "gated_graph",
     "merged_graph",
     "projection_graph",
     "random_graph",
@@ -28,6 +30,8 @@ def random_graph(seed: int) -> RandomGraph:
     rng = random.Random(seed)  # noqa: S311 # no secret
     if seed % 8 == 5:
         return projection_graph(rng)
+    if seed % 16 == 15:
+        return gated_graph(rng)
     if seed % 8 == 3:
         return chain_graph(rng)
     if seed % 8 == 1:

@@ -32,7 +32,7 @@ def _key_mask(call: Call, mask: Array, batch: int, keys: int) -> Array:
 
 def _attend(call: Call, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
     """softmax(q kᵀ scale + bias) v for [B, N, S, H], back to [B, S, N*H]."""
-    scale = call.real("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
+    scale = call.unrounded("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
     scores = np.matmul(q, k.swapaxes(-1, -2)) * np.asarray(scale, q.dtype)
     if bias is not None:
         scores = scores + bias.astype(q.dtype)

@@ -15,6 +15,8 @@ from onnxfold.check.reference.kernels.tensors import cast_to
 from onnxfold.check.reference.kernels.windows import padded, windows_of
 from onnxfold.check.reference.precision import Array, Precision, is_floating
 
+_PART = 1 << 20  # numbers of a weight that are brought back from their codes at a time
+
 
 def _wide(call: Call, x: Array) -> Array:
     """Return the array in the compute type: float64 for the truth, otherwise at least float32."""
@@ -193,13 +195,45 @@ def matmul_n_bits(
     bits, block = call.integer("bits", 4), call.integer("block_size", 32)
     inner, out = call.integer("K", 0), call.integer("N", 0)
     blocks = -(-inner // block)
-    weight = _unpacked(b.reshape(out, blocks, -1), bits).astype(scales.dtype)
+    packed, factors = b.reshape(out, blocks, -1), scales.reshape(out, blocks, 1)
     if zeros is None:
         offset = np.full((out, blocks), 2 ** (bits - 1), dtype=scales.dtype)
     elif zeros.dtype == np.uint8:
         offset = _unpacked(zeros.reshape(out, -1), bits)[:, :blocks].astype(scales.dtype)
     else:
         offset = zeros.reshape(out, blocks)
-    weight = (weight - offset[..., None]) * scales.reshape(out, blocks, 1)
-    y = np.matmul(a, weight.reshape(out, -1)[:, :inner].T)
+    parts = []
+    step = max(1, _PART // max(1, inner))
+    for rows in (slice(start, start + step) for start in range(0, out, step)):
+        weight = _unpacked(packed[rows], bits).astype(scales.dtype)
+        weight = (weight - offset[rows, :, None]) * factors[rows]
+        parts.append(np.matmul(a, weight.reshape(len(weight), -1)[:, :inner].T))
+    y = np.concatenate(parts, axis=-1)
     return np.asarray(y if bias is None else y + bias)
+
+
+@kernel("GatherBlockQuantized", domain="com.microsoft", raw=True)
+def gather_block_quantized(
+    call: Call, data: Array, indices: Array, scales: Array, zeros: Array | None = None
+) -> Array:
+    """Rows of a table whose numbers share a scale in blocks of one axis; bytes hold several."""
+    bits, block = call.integer("bits", 4), call.integer("block_size", 128)
+    axis = call.integer("quantize_axis", 1) % data.ndim
+    packed = data.dtype == np.uint8
+    at = call.integer("gather_axis", 0)
+    codes, factor, offset = (
+        None if array is None else np.take(array, indices, axis=at)
+        for array in (data, scales, zeros)
+    )
+    wide = cast("Array", factor).astype(np.result_type(_wide(call, scales)))
+    numbers = cast("Array", codes)
+    numbers = _unpacked(numbers, bits) if packed else numbers
+    axis += indices.ndim - 1 if axis > at % data.ndim else 0
+    steps = np.arange(numbers.shape[axis]) // block
+    spread = np.take(wide, steps, axis=axis)
+    if offset is None:
+        shift: Array | float = float(2 ** (bits - 1)) if packed else 0.0
+    else:
+        known = _unpacked(offset, bits) if packed else offset
+        shift = np.take(known, steps, axis=axis).astype(wide.dtype)
+    return np.asarray((numbers.astype(wide.dtype) - shift) * spread)

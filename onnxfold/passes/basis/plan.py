@@ -1,0 +1,202 @@
+"""What becomes of the basis of a stream, as frozen data."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxfold.graph import Fiber
+from onnxfold.graph.array_types import Float64
+from onnxfold.passes.places import Place, ReaderRef
+from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.weights.rotations import RotationKind, rotation
+
+LARGEST_HALF, SMALLEST_NORMAL_HALF = 65504.0, 2.0**-14
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedWeight:
+    """A weight, by reference, of which every set of the fiber is multiplied by R."""
+
+    value: str
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedStream:
+    """What is multiplied by one orthogonal matrix, by the value that it was found from.
+
+    ``norms``: those that pass it on; ``values``: how many values are times R; ``substituted``:
+    there is no Hadamard matrix of the size, so that it is a random one.
+    """
+
+    name: str
+    size: int
+    kind: RotationKind
+    seed: int
+    weights: tuple[RotatedWeight, ...]
+    norms: tuple[str, ...] = ()
+    values: int = 0
+    substituted: bool = False
+
+    def matrix(self) -> Float64:
+        """Return R."""
+        return rotation(self.kind, self.size, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class RotationPlan:
+    """The streams, or heads, that are rotated, and why others are not."""
+
+    streams: tuple[RotatedStream, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.streams
+
+    def left_out(self, reason: str) -> "RotationPlan":
+        """Return the plan to rotate nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        return RotationPlan((), (*self.refusals, *((each.name, why) for each in self.streams)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report's form."""
+        return {
+            "streams": [_rotation_row(stream) for stream in self.streams],
+            "refusals": [{"name": name, **why.to_json()} for name, why in self.refusals],
+        }
+
+
+def _rotation_row(stream: RotatedStream) -> dict[str, Any]:
+    return {
+        "name": stream.name,
+        "size": stream.size,
+        "matrix": "random" if stream.substituted else stream.kind.value,
+        "seed": stream.seed,
+        "weights": [weight.value for weight in stream.weights],
+        "norms": list(stream.norms),
+        "values": stream.values,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPlace:
+    """A constant that is multiplied by c^power."""
+
+    place: Place
+    power: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpsilon:
+    """Where the epsilon of a norm stands, and the number that it becomes.
+
+    ``reader``: the node, and the input that holds it; -1 for its attribute.
+    """
+
+    reader: ReaderRef
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedValue:
+    """A value that stays as it is, and of which these readers read the product with c."""
+
+    value: str
+    readers: tuple[ReaderRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRanges:
+    """The largest magnitudes by value, inf where one is not finite, of so many inputs."""
+
+    largest: dict[ir.Value, float]
+    samples: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The largest magnitude of a value of a stream, and what it becomes.
+
+    ``share`` of float16's largest number; ``bits_above_subnormal``: how often it can be halved
+    before it is smaller than float16's smallest normal number.
+    """
+
+    value: str
+    before: float
+    after: float
+    share: float
+    bits_above_subnormal: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledStream:
+    """A stream that becomes 2^-exponent times what it was, by the norm that it was found from.
+
+    ``subnormal``: numbers of the constants that become too small to keep all of their digits.
+    ``largest`` is 0 where nothing was measured.
+    """
+
+    norm: str
+    exponent: int
+    norms: tuple[str, ...]
+    places: tuple[ScaledPlace, ...]
+    epsilons: tuple[NewEpsilon, ...]
+    opened: tuple[OpenedValue, ...] = ()
+    values: tuple[ValueRange, ...] = ()
+    subnormal: int = 0
+
+    @property
+    def factor(self) -> float:
+        """What the stream is multiplied by: c."""
+        return 2.0**-self.exponent
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """The streams that are scaled, those that need not be, and why others cannot be.
+
+    ``samples``: how many inputs the ranges are of, and ``data`` where they come from, in words.
+    """
+
+    streams: tuple[ScaledStream, ...] = ()
+    in_range: tuple[ScaledStream, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    samples: int = 0
+    data: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.streams
+
+    def left_out(self, reason: str) -> "ScalePlan":
+        """Return the plan to scale nothing."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        refused = (*self.refusals, *((stream.norm, why) for stream in self.streams))
+        return ScalePlan((), self.in_range, refused, self.samples, self.data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report's form."""
+        every = (*self.streams, *self.in_range)
+        return {
+            "streams": [_stream_row(stream) for stream in every],
+            "refusals": [{"norm": norm, **why.to_json()} for norm, why in self.refusals],
+            "samples": self.samples,
+            "data": self.data,
+        }
+
+
+def _stream_row(stream: ScaledStream) -> dict[str, Any]:
+    return {
+        "norm": stream.norm,
+        "norms": list(stream.norms),
+        "exponent": stream.exponent,
+        "weights": sorted({each.place.value for each in stream.places}),
+        "inserted": [opened.value for opened in stream.opened],
+        "subnormal": stream.subnormal,
+        "values": [asdict(value) for value in stream.values],
+    }

@@ -1,0 +1,45 @@
+"""LayerNorms that become RMSNorms though their inputs have a mean: asked for, measured, declared.
+
+No proof can hold of it: the pass runs apart from all that is exact, on what that has left, and its
+result is held to an error budget.
+"""
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.edit import Editor
+from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.passes.base import ProofOutcome, Settings
+from onnxfold.passes.norms_plan import NormsPlan, named_sites
+from onnxfold.targets.lowering import TargetLowering
+
+_SHARED = "its spelling shares x - mean(x) with others"
+
+
+def refuse_dropping(site: NormSite, lowering: TargetLowering, settings: Settings) -> str | None:
+    """Say why a norm has no RMSNorm in its place, whatever its mean, or None."""
+    if site.refusal is not None:
+        return site.refusal.sentence
+    if settings.excludes(site.name):
+        return "excluded by name"
+    refusal = lowering.refuse_rms(site)
+    if refusal is not None:
+        return refusal.sentence
+    return None if lowering.calls_rms(site) else _SHARED
+
+
+def decide(info: ModelInfo, settings: Settings) -> NormsPlan:
+    """Return the LayerNorms of the names that were asked for."""
+    sites = [site for site in find_norms(info) if site.kind is NormKind.LAYER_NORM]
+    named = tuple(info.ref(site.output) for site in sites if site.name in settings.dropped)
+    return NormsPlan(named)
+
+
+def apply(edit: Editor, plan: NormsPlan, settings: Settings) -> None:
+    """Put an RMSNorm of the same epsilon, gamma and beta in the place of every norm named."""
+    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
+    for site in named_sites(edit, plan):
+        edit.stand_in(lowering.rms_norm(site, site.input), site.last, site.nodes)
+
+
+def prove(_before: ModelInfo, _after: ModelInfo, _plan: NormsPlan) -> ProofOutcome:
+    """Show nothing: it is another function."""
+    return ProofOutcome(failures=("a mean that was dropped is not 0",))

@@ -1,0 +1,138 @@
+"""x - mean(x) outside of norms: it goes into the layer before it, whatever reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from onnxfold.options import Target
+from onnxfold.passes.centring.plan import Fold
+from tests.passes.affine.affine_graphs import graph, weights
+from tests.soundness.folding import evaluate, fold, forced, relative_error
+
+# float64 throughout: some hundred roundings of 2^-53.
+BOUND = 1e-12
+_CENTRED = "m = ReduceMean<axes=[-1]>(a) d = Sub(a, m)"
+_READERS = {
+    "dueling": f"v = MatMul(u, V) {_CENTRED} y = Add(v, d)",
+    "dueling in a row": "v = MatMul(u, V) s = Add(v, a) m = ReduceMean<axes=[-1]>(a) y = Sub(s, m)",
+    "advantage first": "v = MatMul(u, V) s = Add(a, v) m = ReduceMean<axes=[-1]>(a) y = Sub(s, m)",
+    "activation": f"{_CENTRED} y = Tanh(d)",
+    "length 2": f"{_CENTRED} y = LpNormalization<axis=-1, p=2>(d)",
+    "length 1": f"{_CENTRED} s = ReduceL1<axes=[-1]>(d) y = Div(d, s)",
+    "two steps": f"{_CENTRED} q = Abs(d) s = ReduceMax<axes=[-1]>(q) y = Div(d, s)",
+    "output": "m = ReduceMean<axes=[-1]>(a) y = Sub(a, m)",
+}
+
+
+def _model(after: str, outputs: str = "double[B,5] y") -> onnx.ModelProto:
+    body = f"p = MatMul(u, W) a = Add(p, b) {after}"
+    constants: dict[str, Any] = weights(W=(6, 5), b=(5,), V=(6, 1), U=(5, 5))
+    return ir.to_proto(graph(body, "double[B,6] u", outputs, constants, opset=17))
+
+
+def _rows() -> dict[str, Any]:
+    u = np.random.default_rng(0).standard_normal((6, 6))
+    u[1], u[2], u[3] = 3.0, u[2] + 1e3, u[3] * 1e6
+    return {"u": u}
+
+
+@pytest.mark.parametrize("target", list(Target))
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_mean_that_is_subtracted_after_a_layer_goes_into_it(reader: str, target: Target) -> None:
+    model = _model(_READERS[reader])
+    folded = fold(model, target)
+    assert len(folded.plan.centrings) == 1
+    assert {weight.value for weight in folded.plan.weights} == {"W", "b"}
+    assert not folded.plan.folds
+    assert folded.proof.passed
+    operators = {node.op_type for node in folded.model.graph.node}
+    assert not {"Sub", "ReduceMean", "Center"} & operators
+    assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
+
+
+@pytest.mark.parametrize("reader", _READERS)
+def test_a_second_run_changes_nothing(reader: str) -> None:
+    once = onnxfold.optimize(_model(_READERS[reader]), check=0)
+    assert once.changed
+    assert not onnxfold.optimize(once.model, check=0).changed
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        (f"{_CENTRED} y = Tanh(d) z = Tanh(a)", "exact_reader"),
+        (f"{_CENTRED} y = Tanh(d) z = MatMul(a, U)", "exact_reader"),
+        (f"{_CENTRED} y = Tanh(d) z = Tanh(m)", "exact_reader"),
+        (f"{_CENTRED} y = Tanh(d) z = Identity(a)", "graph_output"),
+    ],
+    ids=["activation", "layer", "mean", "output"],
+)
+def test_it_stays_where_somebody_sees_the_mean(after: str, code: str) -> None:
+    size = 1 if "Tanh(m)" in after else 5
+    model = _model(after, f"double[B,5] y, double[B,{size}] z")
+    document = onnxfold.inspect(model)
+    (row,) = document["centrings"]
+    assert not row["folded"]
+    assert row["reason"]["code"] == code
+    plan = fold(_model(_READERS["activation"])).plan
+    wrong = forced(model, plan)
+    assert not wrong.proof.passed
+    assert relative_error(evaluate(model, _rows()), evaluate(wrong.model, _rows())) > 1e-3
+
+
+def test_a_mean_of_an_activation_stays_and_may_not_be_dropped() -> None:
+    model = _model(f"r = Relu(a) {_CENTRED.replace('(a', '(r')} y = Tanh(d)")
+    (row,) = onnxfold.inspect(model)["centrings"]
+    assert row["reason"]["code"] == "activation"
+    plan = replace(fold(model).plan, centrings=(Fold("Sub", "d"),))
+    wrong = forced(model, plan)
+    assert not wrong.proof.passed
+    assert relative_error(evaluate(model, _rows()), evaluate(wrong.model, _rows())) > 1e-3
+
+
+def test_they_are_counted_apart_from_norms() -> None:
+    after = f"n = LayerNormalization<axis=-1>(a, b) {_CENTRED} y = Add(n, d)"
+    summary = onnxfold.inspect(_model(after), fold="always")["summary"]
+    assert (summary["norms"], summary["folded"]) == (1, 1)
+    assert (summary["centrings"], summary["folded_centrings"]) == (1, 1)
+
+
+def test_one_is_excluded_by_its_name() -> None:
+    document = onnxfold.inspect(_model(_READERS["activation"]), exclude="Sub")
+    (row,) = document["centrings"]
+    assert row["reason"]["code"] == "excluded"
+
+
+def test_convert_leaves_it() -> None:
+    model = _model(_READERS["activation"])
+    assert not onnxfold.convert(model, to="rms", check=0).changed
+
+
+_SPELLED = (
+    "m = ReduceMean<axes=[1]>(a) d = Sub(a, m) q = Mul(d, d) v = ReduceMean<axes=[1]>(q) "
+    "s = Sqrt(v) e = Add(s, tiny) y = Div(d, e)"
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "folds"),
+    [(_SPELLED, 1), ("y = MeanVarianceNormalization<axes=[1]>(a)", 0)],
+    ids=["spelled", "operator"],
+)
+def test_variances_over_channels_are_those_of_a_norm(after: str, folds: int) -> None:
+    """Only the spelling loses its mean; the operator has no form without one, and says so."""
+    constants: dict[str, Any] = weights(W=(5, 6, 1), b=(5,)) | {"tiny": np.array(1e-9)}
+    shapes = "double[B,6,4] u", "double[B,5,4] y"
+    model = ir.to_proto(graph(f"a = Conv(u, W, b) {after}", *shapes, constants, opset=17))
+    document = onnxfold.inspect(model, fold="always")
+    (norm,) = document["norms"]
+    assert document["summary"]["folded"] == folds
+    assert folds or norm["reason"]["code"] == "no_cheaper_form"
+    assert not document["centrings"]

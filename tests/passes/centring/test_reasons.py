@@ -1,0 +1,76 @@
+"""Which obstacle a norm that stays is told of: one on the way to its input, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnxfold
+from tests.passes.affine.affine_graphs import graph, weights
+
+_STREAM = "p = MatMul(u, W) h = Add(p, b) n = LayerNormalization<axis=-1>(h, g) "
+
+
+def _model(body: str, outputs: str = "double[B,6] y") -> onnx.ModelProto:
+    constants: dict[str, Any] = weights(W=(6, 6), V=(6, 6), b=(6,), g=(6,), g2=(6,))
+    return ir.to_proto(graph(body, "double[B,6] u", outputs, constants, opset=17))
+
+
+def _reasons(model: onnx.ModelProto, **options: Any) -> dict[str, dict[str, Any]]:
+    document = onnxfold.inspect(model, fold="always", **options)
+    rows = {**{row["output"]: row["reason"] for row in document["norms"]}}
+    return rows | {row["output"]: row["reason"] for row in document["centrings"]}
+
+
+@pytest.mark.parametrize(
+    ("after", "node"),
+    [
+        ("z = Relu(h) y = MatMul(n, V)", "z"),
+        ("h2 = Add(h, u) z = Tanh(h2) y = MatMul(n, V)", "z"),
+        ("q = MatMul(n, V) f = Relu(q) h2 = Add(h, f) z = Sigmoid(h2) y = Identity(f)", "z"),
+    ],
+    ids=["reader", "behind a carrier", "behind a carrier, not the gate"],
+)
+def test_the_obstacle_is_on_the_way_and_not_after_the_norm(after: str, node: str) -> None:
+    model = _model(_STREAM + after, "double[B,6] y, double[B,6] z")
+    reason = _reasons(model)["n"]
+    assert reason["code"] == "exact_reader"
+    assert reason["nodes"][0].endswith(f"->{node}")
+
+
+def test_what_is_after_the_output_of_a_norm_that_could_fold_is_no_obstacle() -> None:
+    after = "q = MatMul(n, V) f = Relu(q) h2 = Add(h, f) y = LayerNormalization<axis=-1>(h2, g2)"
+    reasons = _reasons(_model(_STREAM + after))
+    assert reasons["n"] is None
+    assert reasons["y"]["nodes"] == ["Relu->f"]
+
+
+@pytest.mark.parametrize("limit", [0, 6 * 6 * 8 - 1, 6 * 6 * 8])
+def test_a_weight_that_would_have_to_be_split_is_named(limit: int) -> None:
+    model = _model(_STREAM + "y = MatMul(n, V) z = Tanh(W)", "double[B,6] y, double[6,6] z")
+    reason = _reasons(model, allow_split=limit)["n"]
+    split = limit >= 6 * 6 * 8
+    assert split == (reason is None)
+    assert split or "; --allow-split 288 would store 'W' twice instead; " in reason["sentence"]
+
+
+def test_no_split_is_named_where_it_would_not_be_enough() -> None:
+    after = "z = Tanh(W) s = Relu(h) y = MatMul(n, V)"
+    model = _model(_STREAM + after, "double[B,6] y, double[6,6] z, double[B,6] s")
+    assert "--allow-split" not in _reasons(model, allow_split=0)["n"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("body", "output", "code"),
+    [
+        ("r = Relu(u) m = ReduceMean<axes=[-1]>(r) y = Sub(r, m)", "y", "activation"),
+        ("r = MatMul(u, W) y = LpNormalization(r)", "y", "not_centred_norm"),
+        ("r = Relu(u) y = MeanVarianceNormalization<axes=[1]>(r)", "y", "no_cheaper_form"),
+    ],
+    ids=["centring", "length", "variance"],
+)
+def test_every_form_has_a_reason(body: str, output: str, code: str) -> None:
+    assert _reasons(_model(body))[output]["code"] == code
