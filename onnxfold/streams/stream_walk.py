@@ -87,14 +87,14 @@ class StreamWalk:
 
     def refuse_second(self, known: Point) -> Refusal | None:
         """Say why a value that is known along one fiber is not of the stream along another."""
-        return broken_at(known.value, "is normalised along two fibers")
+        return broken_at(known.value, "is normalized along two fibers")
 
     def refuse_place(self, point: Point) -> Refusal | None:
         """Say why a change along this fiber is not possible."""
         blocks = point.fiber.blocks
         if len(blocks) != 1 or not point.fiber.whole or blocks[0].size < 2:
             return broken_at(
-                point.value, f"has its channels along {point.fiber}, no axis of their own"
+                point.value, f"has its channels along {point.fiber}, not along a whole axis"
             )
         return None
 

@@ -59,7 +59,7 @@ def absorbing_layer(
     x, w = known.factors[index], known.factors[1 - index]
     labels = known.labels(channels.digits, x)
     if labels is None and known.sizes and channels.axes == (1,):
-        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
+        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that split the channels")
     placed = channels.mapped(lambda digit: known.image(digit, x, w))
     # What an ellipsis stands for may be repeated, and is then no axis of the weight.
     hidden = any(label.isdigit() for label in labels or ())

@@ -219,5 +219,5 @@ def padded(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 def refuse_joining(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
     """Say why a Concat along a fiber is not followed."""
     del view, fiber
-    sentence = "joins tensors along the normalised elements"
+    sentence = "concatenates tensors along the normalized elements"
     return refuse(RefusalCode.CONCAT_ALONG_FIBER, node, sentence)

@@ -69,7 +69,7 @@ class RotationWalk(StreamWalk):
         if site.kind not in (NormKind.RMS_NORM, NormKind.L2_NORM):
             code, why = RefusalCode.EXACT_READER, "subtracts the mean: it does not fold to RMSNorm"
         elif site.fiber != point.fiber:
-            code, why = RefusalCode.FIBER_BROKEN, f"normalises {site.fiber}, not {point.fiber}"
+            code, why = RefusalCode.FIBER_BROKEN, f"normalizes {site.fiber}, not {point.fiber}"
         elif not self.transfers.keeps_zero_mean(site):
             code = RefusalCode.AFFINE_NORM_OUTPUT
             why = (
@@ -93,7 +93,7 @@ class RotationWalk(StreamWalk):
         """Take weights of floats."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' holds no floats"
+            sentence = f"'{name}' does not contain floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         return refuse_narrow(self.info, point.value)
 

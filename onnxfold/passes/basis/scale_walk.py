@@ -93,7 +93,7 @@ class ScaleWalk(StreamWalk):
         if point.value.dtype in FLOATS:
             return None
         name = point.value.name or ""
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' does not contain floats", (name,))
 
     def refuse_second(self, known: Point) -> Refusal | None:
         """Take a value again: a scale is the same along every fiber."""

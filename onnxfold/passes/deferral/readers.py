@@ -160,6 +160,6 @@ def _first_layer(
     tensor = known_tensor(weight)
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
     if shared and tensor.nbytes > settings.allow_split:
-        return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight that others read as well")
+        return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight with other readers")
     reader = ReaderRef(info.node_ref(node), index)
     return FirstLayer(node, reader, tensor, inside, tensor.nbytes if shared else 0)
