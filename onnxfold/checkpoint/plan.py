@@ -182,7 +182,7 @@ class _Model:
         return found + [(name, () if self.head is None else (self.head,)) for name in last]
 
     def _named(self, norm: Norm) -> list[str]:
-        """Return the norms that a name stands for; bare ones by the layers that read them."""
+        """Return the norms of a name; bare ones by the layers that read them."""
         if not self.family.bare:
             return self.matching(norm.name)
         return [

@@ -20,7 +20,7 @@ def measure_ranges(
 ) -> MeasuredRanges | str:
     """Run a model and keep the largest magnitude of the values that are wanted.
 
-    Or say why it has no float64 run.
+    Or return why a float64 run is impossible.
     """
     spec = InputSpec.of(settings.inputs) if settings.inputs else InputSpec()
     drawn = sample(

@@ -289,7 +289,7 @@ def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def by_paper(summary: Mapping[str, Any]) -> str | None:
-    """Return the line on the counts by a paper's rules; None where nobody asked for them."""
+    """Return the line on the counts by a paper's rules, or None if not requested."""
     total = summary["layer_norms"]
     if summary.get("algorithm1") is None or not total:
         return None
@@ -399,7 +399,7 @@ def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def inexact(document: Mapping[str, Any] | None) -> list[str]:
-    """Return the lines on means that were dropped where they were small, none where none was."""
+    """Return the lines on small means that were dropped."""
     if document is None:
         return []
     norms: Sequence[Mapping[str, Any]] = document["norms"]

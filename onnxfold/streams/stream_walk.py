@@ -1,8 +1,8 @@
-"""A stream: all points that a norm's input moves with, as far as one change of all is possible.
+"""A stream: all points that move with a norm's input, if all can change together.
 
-The walk goes from one point to whatever must change alike: back to what it is computed from, down
-to weights, and on to what is computed of it, up to the norms that do not see the change.  What the
-change is, a subclass says: which producers, weights and readers can take it, and where it ends.
+The walk continues from one point to everything that must change in the same way: upstream to its
+operands, down to weights, and downstream to its readers, up to the norms that ignore the change.
+Subclasses define the change: which producers, weights and readers can take it, and where it ends.
 """
 
 from collections import deque
@@ -207,6 +207,6 @@ class StreamWalk:
 
 
 def broken_at(value: ir.Value, sentence: str) -> Refusal:
-    """Return the refusal for a value of which the channels cannot be followed."""
+    """Return the refusal for a value whose channels cannot be followed."""
     name = value.name or ""
     return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))

@@ -1,7 +1,7 @@
-"""Analysis of which norms of a PyTorch model fold, by its export, in the model's own names.
+"""Analysis of the norms of a PyTorch model that fold, by its export, in the model's own names.
 
-by its export, in the model's own names. an initializer is then a parameter in its own layout and
-under its own name, and every node knows the module that it comes from.
+The model is exported as it is traced, without optimization: an initializer is then a parameter in
+its own layout and under its own name, and every node knows the module that it comes from.
 """
 
 from collections import Counter

@@ -61,7 +61,7 @@ def absorbing_layer(
     if labels is None and known.sizes and channels.axes == (1,):
         return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that split the channels")
     placed = channels.mapped(lambda digit: known.image(digit, x, w))
-    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
+    # Axes in an ellipsis may be broadcast, and are then not axes of the weight.
     hidden = any(label.isdigit() for label in labels or ())
     if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
         sentence = f"does not sum over the channels ({channels}), so they are not in its weight"
@@ -140,7 +140,7 @@ def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str
 def _by_batch(
     view: ModelInfo, node: ir.Node, known: IndexMap, index: int, labels: frozenset[str] | None
 ) -> bool:
-    """Whether a product in batches has no W s for each: s varies along them, or W is picked.
+    """Whether a batched product has no W s for each batch: s varies along them, or W is picked.
 
     A batch that may be one of several, and broadcast, is none either.
     """

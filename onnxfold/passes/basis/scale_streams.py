@@ -41,9 +41,9 @@ _HOLDS_EPSILON = frozenset({"Add", "Sum", "Max", "Clip"})
 def decide(info: ModelInfo, settings: Settings, measure: Measure) -> ScalePlan:
     """Return the streams that are scaled, and why the others are not.
 
-    ``measure`` returns the ranges of values in float64, or why the model has no such run.
+    ``measure`` returns the ranges of values in float64, or why no such run is possible.
 
-    Raises ModelError where their scale is to be measured, and the model has no float64 run.
+    Raises ModelError if their scale must be measured without a float64 run.
     """
     if settings.scale_streams == "off":
         return ScalePlan()
@@ -150,7 +150,7 @@ def _range(ref: str, peak: float, c: float) -> ValueRange:
 def _places(info: ModelInfo, walk: ScaleWalk, split: int) -> list[ScaledPlace] | Refusal:
     """Return the places that change, as copies where others read a constant as it is.
 
-    Of one that is too large to be stored twice, what it gives is multiplied instead.
+    If one is too large to store twice, its result is multiplied instead.
     """
     taken = {(c.root.reader.node, c.root.reader.index): c for c in walk.constants}
     powers: dict[ir.Value, set[int]] = {}

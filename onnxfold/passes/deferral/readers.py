@@ -121,7 +121,7 @@ def first_layers(
 
 
 def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
-    """Return the channels of a value after a node that reshapes it, or None."""
+    """Return where the channels of a value are after a node that reshapes it, or None."""
     old, new = info.shape(source), info.shape(node.outputs[0])
     if not facets.reshapes(row_of(node)) or old is None or new is None:
         return None

@@ -374,7 +374,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
 def _in_operand(
     known: IndexMap | Refusal | None, channels: Channels, index: int
 ) -> Channels | None:
-    """Return where channels of the output are in an operand, None where it lacks one."""
+    """Return the channels of the output in an operand, or None if it lacks one."""
     if not channels.digits:
         return SCALAR
     if not isinstance(known, IndexMap):
