@@ -62,7 +62,7 @@ DAMAGED = {
     _unknown: r"model_type 'gpt_neox_two' is not known; known are .*llama",
     _quantised: r"quantized \(gptq\)",
     _no_config: "there is no such file",
-    _no_object: "no JSON object",
+    _no_object: "does not contain a JSON object",
 }
 
 
