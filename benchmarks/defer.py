@@ -5,9 +5,9 @@
     python -m benchmarks.defer --provider CUDAExecutionProvider --budget 540 --targets kernels
 
 One attention input and feed-forward block with random weights: `llama` (RMS norm before q, k, v and
-a SwiGLU), `qwen3` (q and k normalised again, per head) and `relu` (a ReLU instead).  Decode is one
+a SwiGLU), `qwen3` (q and k normalized again, per head) and `relu` (a ReLU instead).  Decode is one
 token, prefill 128 and 512; one thread and two; float32, and for `--target ort` int8 as ONNX Runtime
-quantises weights on a CPU.  Inputs and outputs stay on the device.  Models of `--target kernels`
+quantizes weights on a CPU.  Inputs and outputs stay on the device.  Models of `--target kernels`
 run with onnxfold's library, for a GPU the one that `make cuda` builds.  Rows are written one by
 one.
 

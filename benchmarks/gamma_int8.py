@@ -1,11 +1,11 @@
-"""What moving outlying gammas costs or gains where the file is quantised to int8 afterwards.
+"""What moving outlying gammas costs or gains where the file is quantized to int8 afterwards.
 
     python -m benchmarks.gamma_int8 [--models vit gpt2] [--out benchmarks/results/gamma_int8.csv]
 
 Single layers (a norm and a linear layer, random weights, 96 rows of normal numbers), and small
 models of ``benchmarks.orders``, which need the extra `models`; some elements of every gamma are
 multiplied by a factor.  Each is optimized with `--target ort`, gammas moved and gammas kept, and
-quantised by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each channel.
+quantized by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each channel.
 A row has the errors of the outputs, root mean squares relative to the outputs, in percent, and for
 single layers what the rule of ``passes/affine/outlying.py`` says of the first.
 """

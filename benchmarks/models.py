@@ -146,7 +146,7 @@ _BARS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow(Conditions):
-    """One method on one subject (a model, or its quantised form) at one size.
+    """One method on one subject (a model, or its quantized form) at one size.
 
     ``nodes`` are the file's, ``removed`` how many more the original has. At one size of each model
     runs are profiled as well: ``executed`` are the nodes that ran, after the runtime's own fusions,

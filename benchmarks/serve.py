@@ -6,7 +6,7 @@
 
 Needs `onnxfold[serve]` and `tritonclient[grpc]`. Without MODEL.onnx the subjects of
 benchmarks.models take their turns: by default MiniLM with its trained weights, at sequence 128, and
-its dynamically quantised form, where norms are a larger part of the time; an export that EXPORTS
+its dynamically quantized form, where norms are a larger part of the time; an export that EXPORTS
 does not hold is made there, which needs `onnxfold[models]`.
 
 One server holds both files, neither changed by it. In each round both are loaded in turn, the first
@@ -52,7 +52,7 @@ _WARM_UP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A model, its optimised form, and the request for both."""
+    """A model, its optimized form, and the request for both."""
 
     name: str
     files: Mapping[str, Path]
@@ -72,7 +72,7 @@ class _Load:
 class ServeRow(Conditions):
     """One model under load: medians over the rounds, with the 10th and 90th percentile.
 
-    ``ratio`` is the optimised model's requests per second to the plain one's; ``batch`` the mean
+    ``ratio`` is the optimized model's requests per second to the plain one's; ``batch`` the mean
     number of rows of a run; ``p50_ms`` and ``p99_ms`` are medians over the rounds.
     """
 

@@ -45,7 +45,7 @@ _BATCHES: Final = (1, 8)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A recipe, or its dynamically quantised form, and how its inputs grow.
+    """A recipe, or its dynamically quantized form, and how its inputs grow.
 
     ``inputs`` are shapes with ``{}`` where the size stands; the rest follows from them.
     """

@@ -200,9 +200,9 @@ def _page() -> str:
         "of 128, or one picture; `python -m benchmarks.models` measures them. Where products of "
         "matrices take nearly all of the time, cheaper norms gain little. What gains how much:\n\n"
         + gains()
-        + "\n*One setting* is ONNX Runtime alone, told to leave the addition before a norm apart "
-        "(SkipLayerNormalization is slow on CPUs). *Fold and Gelu* is what `--target ort` gains "
-        "beyond it; brackets are the 10th and the 90th percentile.\n\n"
+        + "\n*One setting* is ONNX Runtime alone, configured to leave the addition before a norm "
+        "unfused (SkipLayerNormalization is slow on CPUs). *Fold and Gelu* is what `--target ort` "
+        "gains beyond it; brackets are the 10th and the 90th percentile.\n\n"
         "## Other runtimes\n\n" + _runtimes() + "\n## The server\n\n"
         "![Requests per second to those of the model as it was](figures/serve.svg)\n\n"
         f"Eight clients ([serve.md](serve.md)), `benchmarks/results/serve.csv` "
@@ -210,7 +210,7 @@ def _page() -> str:
         "the fastest round.\n\n"
         "## One norm\n\n"
         "![Nanoseconds per element of an addition and a LayerNorm](figures/kernels.svg)\n\n"
-        "An addition and the LayerNorm behind it where the sum is used by nothing else, in several "
+        "An addition and the LayerNorm after it if the sum has no other reader, in several "
         f"ways, `benchmarks/results/kernels.csv` ({_dates('kernels.csv')}); `python -m "
         "benchmarks.kernels`. *loads and stores* is what moving the data takes.\n\n"
         "## What it costs\n\n" + _costs()

@@ -86,7 +86,7 @@ class InvariantError(OnnxfoldError):
 
 
 def misfit(error: Exception) -> DependencyError | None:
-    """Return the problem of the installed packages behind an import error, with the remedy."""
+    """Return the problem of the installed packages that caused an import error, with the remedy."""
     if isinstance(error, ImportError):
         ours = str(error.name).startswith("onnxfold")
     else:

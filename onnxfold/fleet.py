@@ -70,7 +70,7 @@ def models_of(path: Path, without: Path | None = None) -> list[Path]:
         if file.is_file() and (left is None or left not in file.resolve().parents)
     )
     if not found:
-        raise UsageError(f"{path}: it holds no .onnx file")
+        raise UsageError(f"{path}: it contains no .onnx file")
     return found
 
 

@@ -188,7 +188,7 @@ class Options:
 
 
 def check_scale(chosen: str | int) -> None:
-    """Raise UsageError for what is no choice of --scale-streams."""
+    """Raise UsageError for an invalid choice of --scale-streams."""
     known = str(chosen) in ("auto", "off")
     number = str(chosen).isdecimal() and 1 <= int(chosen) <= _MOST_BITS
     if not (known or number):
@@ -199,7 +199,7 @@ def check_scale(chosen: str | int) -> None:
 
 
 def check_split(chosen: str | float) -> None:
-    """Raise UsageError for what is no choice of --split-gamma."""
+    """Raise UsageError for an invalid choice of --split-gamma."""
     if str(chosen) in ("auto", "off"):
         return
     try:

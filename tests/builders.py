@@ -24,7 +24,7 @@ def model_of(
     *,
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """Put nodes and weights together; the values between have no declared type or shape."""
+    """Put nodes and weights together; inner values have no declared types or shapes."""
     graph = helper.make_graph(
         list(nodes),
         "graph",
@@ -102,7 +102,7 @@ def pre_norm_model(blocks: int = 2, *, tied: bool = False, vocabulary: int = 32)
 
 
 def post_norm_model() -> onnx.ModelProto:
-    """x + f(x) normalised after the addition, twice: gamma and beta stay in the stream."""
+    """x + f(x) normalized after the addition, twice: gamma and beta stay in the stream."""
     rng = np.random.default_rng(2)
     weights: dict[str, Array] = {}
     nodes = []

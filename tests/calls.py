@@ -49,7 +49,7 @@ def random_inputs(
 ) -> dict[str, Array]:
     """Normal rows; a scale around one; positive numbers of rows; steps that fit the codes.
 
-    A row quantised by a scale of its own has no zero point but 0, or 128 of bytes without a sign.
+    A row quantized by its own scale has zero point 0, or 128 for unsigned bytes.
     """
     rng = np.random.default_rng(seed)
     offset = {"scale": 1.0}

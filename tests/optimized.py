@@ -1,4 +1,4 @@
-"""What ONNX Runtime's transformers optimizer makes of a model."""
+"""Models after ONNX Runtime's transformers optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TORCH_IS_MISSING = "ONNX Runtime's transformers optimizer imports torch"
 
 
 def optimized(model: onnx.ModelProto, kind: str, level: int, **options: Any) -> onnx.ModelProto:
-    """Return the model as the optimizer leaves it; ``level`` is that of its session, 0 for none.
+    """Return the model as the optimizer leaves it; ``level`` is its session's, 0 for none.
 
     Skips the test where torch is missing and a session is wanted.
     """

@@ -72,9 +72,9 @@ def normalised(
     epsilon: float,
     total: Array | None = None,
 ) -> tuple[Float64, Float64]:
-    """The float64 output Y of op `name`, not quantised, and its value before scale and bias.
+    """The float64 output Y of op `name`, not quantized, and its value before scale and bias.
 
-    ``total`` is the Sum that a kernel gave, where it need not be that of `rounded_sum`.
+    ``total`` is the Sum from a kernel, if it may differ from `rounded_sum`.
     """
     signature = SIGNATURES[name]
     with np.errstate(all="ignore"):

@@ -3,7 +3,7 @@
     python -m benchmarks.training.language [--scale small|full] [--seeds 3] [--out ...csv]
 
 The first is the shape of Table 2 of "Enjoy your Layer Normalization ...": a model with LayerNorm is
-pretrained, then fine-tuned with LayerNorm, with RMSNorm in its place, and with centred weights and
+pretrained, then fine-tuned with LayerNorm, with RMSNorm in its place, and with centered weights and
 RMSNorm (onnxfold.torch.fold).  The second is section 3.3 of "Geometric interpretation of layer
 normalization ...": four sizes with LayerNorm and with RMSNorm, and at some steps the angle of what
 every norm reads to the uniform vector and to two random ones (``training_angles.csv``).  The data

@@ -1,4 +1,4 @@
-"""Trains an MLP with LayerNorm, one with centred weights and RMSNorm, and one with RMSNorm alone.
+"""Trains an MLP with LayerNorm, one with centered weights and RMSNorm, and one with RMSNorm alone.
 
     python -m benchmarks.training.proposition2 [--epochs 40] [--out benchmarks/results/...csv]
 

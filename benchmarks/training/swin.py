@@ -1,4 +1,4 @@
-"""Image classification with a small Swin: LayerNorm, centred weights, RMSNorm.
+"""Image classification with a small Swin: LayerNorm, centered weights, RMSNorm.
 
     python -m benchmarks.training.swin [--scale small|full] [--seeds 3] [--out ...csv]
 

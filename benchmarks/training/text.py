@@ -1,4 +1,4 @@
-"""Text classification and translation with dropout: LayerNorm, centred weights, RMSNorm.
+"""Text classification and translation with dropout: LayerNorm, centered weights, RMSNorm.
 
     python -m benchmarks.training.text [--scale small|full] [--seeds 5] [--out ...csv]
 

@@ -1,4 +1,4 @@
-"""Tables of pipeline.md: what a session runs behind chains of tools, by exporter."""
+"""Tables of pipeline.md: what a session runs after chains of tools, by exporter."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _steps(row: Row) -> int:
 
 
 def _cell(row: Row | None) -> str:
-    """Nodes, Attention operators as A, what is quantised as q; or the step that failed."""
+    """Nodes, Attention operators as A, quantized ones as q; or the step that failed."""
     if row is None:
         return ""
     if row["failed"]:
@@ -81,6 +81,6 @@ def _cell(row: Row | None) -> str:
     if _precision(row).startswith("int"):
         notes.append(f"{row['quantised']} q")
     if not _is_right(row):
-        notes.append("nothing quantised" if row["quantised"] == "0" and float(row["error"]) < 1e-5
+        notes.append("nothing quantized" if row["quantised"] == "0" and float(row["error"]) < 1e-5
                      else f"error {float(row['error']):.2g}")  # fmt: skip
     return ", ".join([row["nodes"], *notes])

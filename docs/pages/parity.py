@@ -52,11 +52,11 @@ def _packages() -> str:
         "## Models that packages ship\n\n"
         f"Tried on {date} with `python -m tests.parity.packages`, a row of "
         "`tests/parity/packages.csv` each: trained models as they come from PyPI and npm, by "
-        "exporters of many years, none of which was made for a test here. *norms* were counted in "
-        "the file, *found* and *folds* are those of `onnxfold inspect` for the default target; "
-        "*error* is that of the written file against a float64 run where there is one, in units of "
+        "exporters of many years, none made for a test here. *norms* were counted in "
+        "the file, *found* and *folds* by `onnxfold inspect` for the default target; "
+        "*error* is the written file's against a float64 run if there is one, in units of "
         "the original's own rounding error. "
-        "Where the check says no, nothing is written.\n\n"
+        "If the check fails, nothing is written.\n\n"
         + table(
             ("package", "file", "producer, opset", "norms", "found", "folds", "left", "error"),
             [
@@ -73,8 +73,8 @@ def _packages() -> str:
                 for row in rows
             ],
         )
-        + "\nKokoro, of which the package is the first of four parts, computes in int8 and cannot "
-        "be run in float64, and its output hangs on roundings: a relative change of 1e-7 of its "
+        + "\nKokoro, whose package is the first of four parts, computes in int8 and cannot "
+        "be run in float64, and its output depends on roundings: a relative change of 1e-7 of its "
         "input `style` moved the sound by more than the rewriting did. The check cannot know that "
         "without such a run, so it refuses.\n"
     )
@@ -94,7 +94,7 @@ def _architectures() -> str:
         "spells norms out or calls the class otherwise (L2 norms, I-BERT, Nemotron, BiT, Mamba 2), "
         "fewer where the exported output does not need one (a pooler's, CLIP's image tower). "
         "*error*: the worst of the three files against a float64 run, "
-        "in units of the original's own rounding error; none where nothing changes.\n\n"
+        "in units of the original's own rounding error; empty if nothing changes.\n\n"
         + table(
             (
                 "architecture",
@@ -102,7 +102,7 @@ def _architectures() -> str:
                 "found",
                 "LayerNorms",
                 "folds",
-                "centrings",
+                "centerings",
                 "left",
                 "error",
             ),

@@ -51,9 +51,9 @@ def with_deferral(theory: str) -> str:
             "block",
             "sizes of",
             "the norm",
-            "s behind every layer",
+            "s after every layer",
             "deferred",
-            "saved behind layers",
+            "saved after layers",
         ),
         [
             tuple(row[name] for name in ("figure", "block", "model", *counted))

@@ -1,4 +1,4 @@
-"""The tables of docs/tune.md: what `tune` chose, beside the tools alone."""
+"""The tables of docs/tune.md: what `tune` chose, compared with the tools alone."""
 
 from __future__ import annotations
 

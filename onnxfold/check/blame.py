@@ -64,7 +64,7 @@ class Blame:
         """Describe a node that `broken` returns in one sentence."""
         return (
             f"node '{self.node}' is wrong by itself: '{self.value}' errs by {self.by_itself:.2g} "
-            f"where all that it reads is right ('{self.changed_node}')"
+            f"although all its inputs are right ('{self.changed_node}')"
         )
 
 

@@ -134,7 +134,7 @@ def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ..
         try:
             OnnxRuntime((provider,)).run(changed, [], optimize=True)
         except CannotRun as error:
-            found.append(f"{provider} alone does not take it: {error}")
+            found.append(f"{provider} alone rejects it: {error}")
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ def locate(original: ir.Model, rewritten: ir.Model, feeds: Feeds) -> ir.Node | N
     """Return the first node of the rewritten model with another float64 result than the original.
 
     Values are matched by name, and compared up to rounding of the weights and up to a shift that
-    is the same along the features, as folding a centring makes it: the last axis, or axis 1 of
+    is the same along the features, as folding a centering produces it: the last axis, or axis 1 of
     images. None: no such node.
     """
     names = {v.name for node in rewritten.graph for v in node.outputs if v.name}

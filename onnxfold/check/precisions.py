@@ -51,7 +51,7 @@ def chosen_budget(
     precision = precision_of(changed)
     if precision == "fp32":
         raise UsageError(
-            "the changed model is in full precision, for which no budget is known: give "
+            "the changed model is in full precision, which has no default budget: set "
             "--max-error, or leave --metric out"
         )
     return Budget({metric: Budget.default_limit(precision, metric) for metric in named})

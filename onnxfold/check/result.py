@@ -69,8 +69,8 @@ class Verification:
     runtime: what ran the two models. pieces: the larger number of pieces in which a model ran, if
     it did not fit in memory. single: why batches had one row, if the original runs on no others.
     worst: on failure, one sentence on the worst output. notes: known traps. blame: the nodes at
-    fault, if requested. data: the user's inputs, beside the drawn ones. rows: the kinds of extreme
-    rows in additional samples.
+    fault, if requested. data: the user's inputs, in addition to the drawn ones. rows: the kinds of
+    extreme rows in additional samples.
     """
 
     passed: bool

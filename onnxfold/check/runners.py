@@ -238,7 +238,7 @@ def _bounded(source: ModelSource) -> Iterator[Any]:
     except runtime_errors() as error:
         if not options.terminate:
             raise
-        took = f"its loops take more than {_LONGEST_WITH_LOOPS_S:g} s"
+        took = f"its loops run longer than {_LONGEST_WITH_LOOPS_S:g} s"
         raise CannotRun(f"{source.label}: {took} in onnxruntime") from error
     finally:
         timer.cancel()

@@ -151,8 +151,8 @@ def _unfused(changed: ModelSource) -> str | None:
         return None
     return (
         f"{stay} of {len(quantized)} {', '.join(sorted(_QUANTIZED_FORMS))} between QuantizeLinear "
-        "and DequantizeLinear are computed in float by a CPU session: it makes no integer operator "
-        "of them"
+        "and DequantizeLinear are computed in float by a CPU session: it has no integer operator "
+        "for them"
     )
 
 

@@ -27,7 +27,7 @@ class Architecture:
     ``base``: the prefix of the base model's tensors in a model with a head. ``norms`` read the
     stream, to which only ``writers`` (linear layers) and ``tables`` add; ``last`` is the norm that
     the ``head`` reads. ``embedding`` is the table that a tied head shares, ``tied`` whether it is
-    tied by default. ``subtracts_mean``: LayerNorm, otherwise RMSNorm; ``bare``: the norms have no
+    tied by default. ``subtracts_mean``: LayerNorm, otherwise RMSNorm; ``bare``: the norms lack
     tensors. ``opening``: the norm, if any, whose output begins the stream. ``inputs_first``:
     weights are [in, out], as GPT-2's Conv1D has them. ``kept``: further modules, with the reason
     why they are not changed; ``others``: modules without remarks; ``buffers``: tensors that are not

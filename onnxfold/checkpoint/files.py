@@ -102,7 +102,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for shard in shards:
         for stored in _header(folder / shard):
             if stored.name in tensors:
-                raise ModelError(f"{show(folder)}: two shards hold '{one_line(stored.name)}'")
+                raise ModelError(f"{show(folder)}: two shards contain '{one_line(stored.name)}'")
             tensors[stored.name] = stored
     for name, shard in (wanted or {}).items():
         if name not in tensors or tensors[name].path != folder / shard:
@@ -120,7 +120,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{show(path)}: cannot be read: {one_line(str(error))}") from error
     if not isinstance(document, dict):
-        raise ModelError(f"{show(path)}: it holds no JSON object")
+        raise ModelError(f"{show(path)}: it does not contain a JSON object")
     return document
 
 
@@ -130,7 +130,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise ModelError(f"{show(folder / INDEX)}: it has no weight_map of names to files")
     for file in sorted(set(found.values())):
         if Path(file).name != file:
-            raise ModelError(f"{show(folder / INDEX)}: '{one_line(file)}' is no name of a file")
+            raise ModelError(f"{show(folder / INDEX)}: '{one_line(file)}' is not a file name")
         if not (folder / file).is_file():
             raise ModelError(f"{show(folder / file)}: this shard is missing; download it again")
     return found

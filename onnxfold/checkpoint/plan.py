@@ -122,8 +122,8 @@ def _refuse_quantised(checkpoint: Checkpoint) -> None:
     if declared or found:
         how = ": ".join(one_line(str(part)) for part in (method, found) if part)
         raise ModelError(
-            f"{show(checkpoint.folder)}: its weights are quantised ({how}), which cannot be scaled "
-            "or centred exactly; fold the checkpoint first, then quantise"
+            f"{show(checkpoint.folder)}: its weights are quantized ({how}), which cannot be scaled "
+            "or centered exactly; fold the checkpoint first, then quantize"
         )
 
 
@@ -182,7 +182,7 @@ class _Model:
         return found + [(name, () if self.head is None else (self.head,)) for name in last]
 
     def _named(self, norm: Norm) -> list[str]:
-        """Return the norms that a name stands for; bare ones by the layers that read them."""
+        """Return the norms of a name; bare ones by the layers that read them."""
         if not self.family.bare:
             return self.matching(norm.name)
         return [
@@ -234,12 +234,12 @@ def _merge(model: _Model, norm: str, readers: tuple[str, ...], plan: CheckpointP
     g = gamma.numpy().astype(np.float64)
     s = np.zeros_like(g) if beta is None else beta.numpy().astype(np.float64)
     if not np.isfinite(g).all() or not np.isfinite(s).all():
-        return "its gamma or beta holds inf or NaN"
+        return "its gamma or beta contains inf or NaN"
     if (g == 1).all() and not s.any():
         return "it is weightless already"
     without = [reader for reader in readers if model.stored(f"{reader}.bias") is None]
     if s.any() and without:
-        return f"'{without[0]}' has no bias to take beta"
+        return f"'{without[0]}' has no bias input for beta"
     for reader in readers:
         _scale(model, reader, norm, g, s, plan)
     for part, value in ((gamma, 1), (beta, 0)):
@@ -320,12 +320,12 @@ def _why_no_centring(model: _Model) -> str:
         )
     if model.tied:
         return (
-            "the embedding is the weight of the head too (tie_word_embeddings), which must see its "
-            "values, so that the stream keeps a mean"
+            "the embedding is the weight of the head too (tie_word_embeddings), which needs its "
+            "values, so the stream keeps a mean"
         )
     for stored, _ in _stream(model):
         if not stored.is_float:
-            return f"'{stored.name}' is {stored.dtype}, which cannot be centred"
+            return f"'{stored.name}' is {stored.dtype},which cannot be centered"
     return ""
 
 

@@ -31,7 +31,7 @@ def check_output(folder: Path, output: Path) -> None:
         raise UsageError(f"{show(output)}: it exists; name a new folder, or remove it")
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ModelError(f"{show(output)}: {show(parent)} is no folder that can be written")
+        raise ModelError(f"{show(output)}: {show(parent)} is not a writable folder")
     if parent.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"{show(output)}: it lies within the checkpoint; name a folder elsewhere")
 

@@ -29,7 +29,7 @@ def checkpoint(
         typer.Option(
             metavar="[weightless|rms]",
             help="**weightless**: gamma and beta move into the linear layers that read them; "
-            "**rms**: what writes into the stream of LayerNorms is centred.",
+            "**rms**: everything that writes into the stream of LayerNorms is centered.",
         ),
     ] = "weightless",
     exclude: ExcludeOption = None,
@@ -72,7 +72,7 @@ def checkpoint(
 
     verbosity: Verbosity = context.obj
     if output is None and not dry_run:
-        raise UsageError(f"say where to write the checkpoint of '{folder}' (-o OUT)")
+        raise UsageError(f"specify where to write the checkpoint of '{folder}' with -o OUT")
     if report is not None:
         terminal.check_reports([report])
         if report.suffix != ".json":

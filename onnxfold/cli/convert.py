@@ -21,7 +21,7 @@ def convert(
         typer.Option(
             parser=conversion_named,
             metavar=f"[{'|'.join(Conversion)}]",
-            help="**rms**: LayerNorm to RMSNorm, over weights that are centred in the file; "
+            help="**rms**: LayerNorm to RMSNorm, over weights that are centered in the file; "
             "**crms**: those streams stored without their last channel, and CRMSNorm; "
             "**layer**: RMSNorm to LayerNorm where the stream has mean 0 by its weights.",
         ),

@@ -111,7 +111,7 @@ def measure(
     start = time.perf_counter()
     if data is None:
         terminal.say(
-            "no --data: the inputs are MADE UP, so these numbers say nothing about real data",
+            "no --data: the inputs are SYNTHETIC, so these numbers do not describe real data",
             err=True,
         )
     documents = []

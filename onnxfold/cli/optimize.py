@@ -198,7 +198,7 @@ def destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path
         raise UsageError(f"OUT is given twice, as '{out}' and as '-o {output}'")
     chosen = out or output
     if chosen is None and not dry_run:
-        raise UsageError("say where to write the result (-o OUT), or use --dry-run")
+        raise UsageError("specify the output path with -o OUT, or use --dry-run")
     if chosen == Path("-"):
         raise UsageError("a model is written to a file, not to standard output; give -o OUT")
     return chosen

@@ -72,8 +72,8 @@ SplitOption = Annotated[
     int,
     typer.Option(
         metavar="BYTES",
-        help="Store a weight twice (plain and centred) when it is at most this large; larger ones "
-        "get a centring operator instead.",
+        help="Store a weight twice (plain and centered) when it is at most this large; larger ones "
+        "get a centering operator instead.",
     ),
 ]
 ExcludeOption = Annotated[

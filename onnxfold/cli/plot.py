@@ -39,7 +39,7 @@ def plot(
     terminal.check_reports(report, *files)
     terminal.check_figures(output)
     if output is None and not report:
-        raise UsageError("say where to write the figures (-o DIR, or --report FILE.html)")
+        raise UsageError("specify where to write the figures with -o DIR or --report FILE.html")
     demand_matplotlib()
     reports = read_measurements(files)
     write_measurements(reports, report or [], output)

@@ -9,7 +9,7 @@ from onnxfold.geometry.plots import svg
 from onnxfold.report.frame import framed
 from onnxfold.report.plain import plain
 
-_MADE_UP = "made-up inputs, which say nothing about real data"
+_MADE_UP = "synthetic inputs, which do not describe real data"
 
 
 def page(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -40,11 +40,11 @@ from onnxfold.targets.lowering import TargetLowering
 
 @dataclass(frozen=True, slots=True)
 class DroppedMean:
-    """A LayerNorm that exact folds have left, and what dropping its mean does on the data.
+    """A LayerNorm left by exact folds, and the effect of dropping its mean on the data.
 
     ``of_length``: the largest share of a vector's length that lies along the uniform vector;
     ``error``: by how much the normalized vector then errs at most, relative to its length.
-    ``reason``: why the norm stays a LayerNorm, None where it does not.
+    ``reason``: why the norm stays a LayerNorm, or None.
     """
 
     name: str
@@ -54,7 +54,7 @@ class DroppedMean:
 
 
 def check_together(chosen: Options) -> None:
-    """Raise UsageError, before the work, for options that dropping means cannot have beside it."""
+    """Raise UsageError, before the work, for options that conflict with dropping means."""
     for name in ("dry_run", "share_weights"):
         if getattr(chosen, name):
             raise UsageError(f"--drop-means excludes --{name.replace('_', '-')}; leave one out")

@@ -49,7 +49,7 @@ def change_constant(value: ir.Value, tensor: ir.TensorProtocol) -> None:
         return
     node = value.producer()
     if node is None:
-        raise InvariantError(f"the plan changes '{value.name}', which nothing holds")
+        raise InvariantError(f"the plan changes '{value.name}', which does not exist")
     node.attributes.clear()
     node.attributes.add(ir.AttrTensor("value", tensor))
 

@@ -82,7 +82,7 @@ class ModelInfo:
         return self._all_refs()[value]
 
     def node_ref(self, node: ir.Node) -> str:
-        """Return the reference of a node: that of the first output that it does not leave out."""
+        """Return the reference of a node: the reference of its first output that is not omitted."""
         return self.ref(next(output for output in node.outputs if output.name))
 
     def by_ref(self) -> dict[str, ir.Value]:

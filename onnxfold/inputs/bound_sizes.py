@@ -86,7 +86,7 @@ def bind_dims(
     inner = {d for dims in shapes.values() for d in dims[1:]}
     batched = any(len(dims) > 1 and isinstance(dims[0], str) for dims in shapes.values())
     for name, dims in shapes.items():
-        # A vector beside batches has a number for each of them, as the steps of a diffusion.
+        # A vector next to batches has one number for each of them, as the steps of a diffusion do.
         is_batch = len(dims) > 1 or (batched and not _ALONG_TOKENS.search(name))
         for axis, dim in enumerate(dims):
             if isinstance(dim, str) and dim in atoms and dim not in bound:

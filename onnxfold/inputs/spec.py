@@ -93,7 +93,7 @@ class InputSpec:
                     return np.asarray(archive[name])
             return np.asarray(np.load(path, allow_pickle=False))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: it holds no array for {name!r}: {error}") from error
+            raise DataError(f"{path}: it has no array for {name!r}: {error}") from error
 
 
 def _parse_one(text: str) -> dict[str, tuple[int, ...] | Path]:

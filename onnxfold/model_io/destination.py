@@ -81,6 +81,6 @@ def _check_existing(path: Path, label: str, source: Path | None, force: bool) ->
         return
     if path.samefile(source):
         if not force:
-            raise UsageError(f"{label}: it is the input; give another output, or --force")
+            raise UsageError(f"{label}: it is the input; choose another output, or --force")
     elif any(os.path.exists(data) and path.samefile(data) for data in references(source)):
-        raise UsageError(f"{label}: it holds the weights of the input; give another output")
+        raise UsageError(f"{label}: it contains the weights of the input; choose another output")

@@ -31,7 +31,7 @@ _KNOWN_STARTS = (
     (0, b"ir_version:", "it is protobuf as text; load it with onnx.load and save it as .onnx"),
     (0, b"<", "it is an HTML or XML page, perhaps of a failed download; fetch the model again"),
     (0, b"{", "it is JSON; give the binary .onnx file"),
-    (4, b'\0\0\0\0{"', "it is a safetensors file, which holds only weights; export to ONNX first"),
+    (4, b'\0\0\0\0{"', "it is a safetensors file, which has only weights; export to ONNX first"),
     (1, b"HDF\r\n", "it is an HDF5 file; convert it to ONNX first"),
     (4, b"TFL3", "it is a TensorFlow Lite model; convert it to ONNX first"),
 )
@@ -146,7 +146,7 @@ def _archive(path: Path) -> str:
     if "constants.pkl" in names:
         return "it is a TorchScript model; export it with torch.onnx.export"
     if "data.pkl" in names:
-        return "it is a PyTorch checkpoint, which holds weights alone; export the model to ONNX"
+        return "it is a PyTorch checkpoint, which contains only weights; export the model to ONNX"
     return "it is a zip archive; give the .onnx file in it"
 
 

@@ -153,8 +153,8 @@ def _check_graph(graph: onnx.GraphProto, around: _Context) -> None:
     for value in (*graph.input, *graph.value_info, *graph.output):
         if _holds_map(value.type):
             raise ModelError(
-                f"value '{value.name}' is a map, which onnx-ir cannot hold; export tensors instead "
-                "(skl2onnx: options={'zipmap': False})"
+                f"value '{value.name}' is a map, which onnx-ir does not support; export tensors "
+                "instead (skl2onnx: options={'zipmap': False})"
             )
 
 
@@ -212,7 +212,7 @@ def _check_integers(attribute: onnx.AttributeProto, where: str) -> None:
     for number in (attribute.i, *attribute.ints):
         if number not in _NARROW:
             raise ModelError(
-                f"attribute '{attribute.name}' of {where} is {number}, which 32 bits do not hold; "
+                f"attribute '{attribute.name}' of {where} is {number}, which exceeds 32 bits; "
                 "the file is damaged"
             )
 
@@ -260,7 +260,7 @@ def _check_tensor(tensor: onnx.TensorProto, what: str) -> None:
 
 def _check_reference(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) -> None:
     if dtype is ir.DataType.STRING:
-        raise ModelError(f"{what} holds strings, which cannot be external data")
+        raise ModelError(f"{what} contains strings, which cannot be external data")
     if tensor.HasField("raw_data"):
         raise ModelError(f"{what} is both embedded and external")
     _check_text(entry.value for entry in tensor.external_data)
@@ -273,7 +273,7 @@ def _check_size(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) -> None
     elements = math.prod(tensor.dims)
     if tensor.HasField("raw_data"):
         if dtype is ir.DataType.STRING:
-            raise ModelError(f"{what} holds strings as raw data")
+            raise ModelError(f"{what} stores strings as raw data")
         stored, unit = len(tensor.raw_data), "bytes"
         needed = packed_nbytes(dtype, elements)
     else:

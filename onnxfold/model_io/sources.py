@@ -48,6 +48,6 @@ def open_source(model: Any) -> Source:
             lambda result: gs.import_onnx(model_io.materialise(result)),
         )
     raise UsageError(
-        f"an object of type {kind.__name__} is no model; give a path, an onnx.ModelProto, "
+        f"an object of type {kind.__name__} is not a model; pass a path, an onnx.ModelProto, "
         "an onnx_ir.Model, a torch.onnx.ONNXProgram or an onnx_graphsurgeon.Graph"
     )

@@ -13,7 +13,7 @@ def refuse_constant(view: ModelInfo, site: NormSite) -> Refusal | None:
     """Refuse a norm of constants, where no change can pay, or return None."""
     if not view.is_constant(site.input):
         return None
-    sentence = f"norm '{site.name}' is of constants, and runtimes compute it once"
+    sentence = f"norm '{site.name}' reads constants, and runtimes compute it once"
     return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
 
 
@@ -28,6 +28,6 @@ def with_equal_constants(view: ModelInfo, site: NormSite) -> NormSite:
         return site
     if not np.array_equal(array.max(axis=site.fiber.axes), array.min(axis=site.fiber.axes)):
         return site
-    sentence = f"norm '{site.name}' is of equal constants: only roundings come out of it"
+    sentence = f"norm '{site.name}' reads equal constants: its result is only roundings"
     refusal = Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
     return replace(site, refusal=refusal)

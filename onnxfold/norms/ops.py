@@ -36,8 +36,8 @@ def spatial_refusal(label: str) -> Refusal:
     """Refuse a group norm or instance norm over spatial axes."""
     return Refusal(
         RefusalCode.SPATIAL_NORM,
-        "the statistics run over spatial axes, so the norm does not see one shift per sample and "
-        "group, but it sees a shift per position: centring channels is not exact here",
+        "the statistics cover spatial axes, so the norm ignores one shift per sample and "
+        "group, but not a shift per position: centering channels is not exact here",
         (label,),
     )
 
@@ -58,10 +58,10 @@ def refuse_overridable(names: Sequence[str]) -> Refusal:
 
 def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
     """Refuse a norm of unknown normalized size, and name the node that hides the size."""
-    sentence = "the size of a normalised axis is not known"
+    sentence = "the size of a normalized axis is not known"
     maker = _hiding(view, value)
     if maker is not None:
-        sentence += f": nothing tells the shape of what '{node_label(maker)}'"
+        sentence += f": nothing determines the shape of the result of '{node_label(maker)}'"
         sentence += f" ({operator(maker)}) computes"
     return Refusal(RefusalCode.DYNAMIC_FIBER, sentence, (label,))
 
@@ -213,7 +213,7 @@ def _may_broadcast(view: ModelInfo, node: ir.Node, index: int, dims: dict[int, D
 def _affine_refusal(label: str) -> Refusal:
     return Refusal(
         RefusalCode.UNKNOWN_SHAPE,
-        "its scale or bias does not broadcast to the normalised axes, as the operator demands",
+        "its scale or bias does not broadcast to the normalized axes, as the operator requires",
         (label,),
     )
 

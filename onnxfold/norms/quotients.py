@@ -30,10 +30,10 @@ def refuse_form(site: NormSite) -> Refusal | None:
     half = site.input.dtype is ir.DataType.FLOAT16 and not site.subtracts_mean
     known = site.input.dtype in _TYPES or half
     if not known or site.output.dtype != site.input.dtype:
-        sentence = f"what is not normalised may leave the range of {site.output.dtype}"
+        sentence = f"unnormalized values may leave the range of {site.output.dtype}"
         return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (site.name,))
     if site.epsilon_mode is not EpsilonMode.INSIDE or site.epsilon <= 0:
-        sentence = "no positive epsilon stands under its root"
+        sentence = "it has no positive epsilon under its root"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     if site.escaping:
         blamed = tuple(sorted(value.name or "" for value in site.escaping))

@@ -6,7 +6,7 @@ from onnxfold.operators.row import Elements, Layer, Opaque, Operator, Shapes, ea
 from onnxfold.refusal import RefusalCode
 
 NOT_LINEAR = Opaque(RefusalCode.ACTIVATION, "is not linear")
-QUANTISED = Opaque(RefusalCode.QUANTISED, "is quantised; fold before quantising")
+QUANTISED = Opaque(RefusalCode.QUANTISED, "is quantized; fold before quantizing")
 ROTATES = Opaque(
     RefusalCode.FIBER_BROKEN, "rotates pairs of elements, which does not keep their mean"
 )

@@ -1,7 +1,7 @@
-"""LayerNorms that become RMSNorms though their inputs have a mean: asked for, measured, declared.
+"""LayerNorms that become RMSNorms although their inputs have a mean: requested, measured, declared.
 
-No proof can hold of it: the pass runs apart from all that is exact, on what that has left, and its
-result is held to an error budget.
+It cannot be proved: the pass runs after all exact passes, on what they left, and its result is
+checked by an error budget.
 """
 
 from onnxfold.graph import ModelInfo
@@ -15,7 +15,7 @@ _SHARED = "its spelling shares x - mean(x) with others"
 
 
 def refuse_dropping(site: NormSite, lowering: TargetLowering, settings: Settings) -> str | None:
-    """Say why a norm has no RMSNorm in its place, whatever its mean, or None."""
+    """Return why a norm cannot be replaced by an RMSNorm, whatever its mean, or None."""
     if site.refusal is not None:
         return site.refusal.sentence
     if settings.excludes(site.name):

@@ -24,8 +24,8 @@ class Place:
     other readers keep the original. ``value`` empty: the constant is new and starts as zeros;
     ``behind``: a new Add after the reader's node adds it, along ``channels`` of its output.
     ``start``: the first element of this constant in a vector that several constants share.
-    ``halves``: the number of its rows of which only the first halves change, or 0 for all of it.
-    ``fixed``: codes that stay; ``channels`` are those of the numbers that they represent.
+    ``halves``: the number of its rows if only their first halves change, otherwise 0. ``fixed``:
+    codes that stay; ``channels`` are the decoded numbers'.
     """
 
     value: str

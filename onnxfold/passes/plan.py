@@ -62,7 +62,7 @@ class Plan(CentringPlan):
             lines.append(f"centre    {weight.value} along {weight.fiber}, {how}")
         for insertion in self.insertions:
             readers = len(insertion.readers) + len(insertion.norms)
-            lines.append(f"insert    centring of {insertion.value} for {readers} readers")
+            lines.append(f"insert    centering of {insertion.value} for {readers} readers")
         lines += [f"leave     {norm}: {refusal.sentence}" for norm, refusal in self.refusals]
         return "\n".join(lines) or "nothing to do"
 

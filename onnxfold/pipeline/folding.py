@@ -129,7 +129,7 @@ PASSES: tuple[Pass[Any], ...] = (
         lambda plan: _outputs(plan.norms),
     ),
 )
-# On a model of which all that is exact was done; never with a proof.
+# After all exact passes; never with a proof.
 _DROPPING = Pass("dropping", decide_dropping, apply_dropping, prove_dropping)
 _DECOMPRESSION = Pass(
     "decompression",

@@ -108,10 +108,10 @@ def run(
 
 
 def _for_basis(chosen: Options) -> Options:
-    """Ask for what another basis asks for, unless the user said otherwise.
+    """Set the defaults that another basis needs, unless the user set them.
 
-    All folds, and all gammas and betas that move, where streams are to be rotated; none where
-    gammas are to be split.
+    All folds, and all gammas and betas that move, where streams are to be rotated; none if gammas
+    are to be split.
     """
     auto = chosen.fuse_affine is FuseAffine.AUTO
     if chosen.split_gamma != "off" and auto:

@@ -56,7 +56,7 @@ class Candidates:
         return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
 
     def of_turn(self, region: Region) -> tuple[Turn, ...]:
-        """Return rotations that the outputs may be turned by: those of the leaves."""
+        """Return rotations that may relate the outputs: the leaves' rotations."""
         u, v = region.pair
         target = None if u is None else self._before.shape(u)
         target = self._after.shape(v) if target is None else target

@@ -112,7 +112,7 @@ class Absorber:
     def _added(self, region: Region, x: Leaf, numbers: tuple[int, ...]) -> Float64 | None:
         """Return what s of x adds to the output, 1 for axes along which it is constant.
 
-        None where that depends on x, or is not one number along an axis of any size.
+        None if that depends on x, or varies along an axis of any size.
         """
         sizes, (r, s) = region.sizes(numbers, whole=True), (x.relation.r, x.relation.s)
         if x.u is None or r is None or s is None or np.any(r != 1):

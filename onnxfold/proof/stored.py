@@ -170,7 +170,7 @@ def is_product(old: ir.TensorProtocol, new: ir.TensorProtocol, factor: Float64) 
 
 
 def is_rotated(old: ir.TensorProtocol, new: ir.TensorProtocol, turn: Turn) -> bool:
-    """Whether new = old R along a fiber, elementwise within one rounding and those of the sums."""
+    """Whether new = old R along a fiber, within one rounding and the sums' roundings."""
     same = tuple(old.shape.numpy()) == tuple(new.shape.numpy()) and old.dtype == new.dtype
     if not same or not old.dtype.is_floating_point() or not fits(turn.fiber, old):
         return False

@@ -1,7 +1,7 @@
-"""Weights of which every set of a fiber was multiplied by one orthogonal matrix.
+"""Weights whose fiber sets were all multiplied by one orthogonal matrix.
 
-The matrix is what a certificate says: that it is orthogonal, and that the stored numbers are the
-products, is seen here.
+The matrix comes from a certificate: that it is orthogonal, and that the stored numbers are the
+products, is checked here.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ class TurnedWeights:
         self._orthogonal: dict[int, bool] = {}
 
     def relation(self, ref: str, old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
-        """Return how a weight was turned, None where no claim of it is true."""
+        """Return how a weight was rotated, or None if no claim of it is true."""
         for turn in self._claimed.get(ref, ()):
             if self._is_rotation(turn.matrix) and is_rotated(old, new, turn):
                 return Relation(turn=turn)

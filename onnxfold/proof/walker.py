@@ -125,7 +125,7 @@ class _Walker:
         """Check that the graph accepts the same inputs, with the same defaults."""
         old, new = (view.model.graph.inputs for view in (self._before, self._after))
         if [value.name for value in old] != [value.name for value in new]:
-            self._failures.append("the model takes other inputs than before")
+            self._failures.append("the inputs of the model differ from before")
         for a, b in zip(old, new, strict=False):
             if not same_default(a, b):
                 self._failures.append(f"input '{b.name}' has another default than before")
@@ -173,16 +173,16 @@ class _Walker:
     def compare_outputs(self) -> None:
         """Check that every graph returns the same outputs as before, in the same order."""
         if len(self._before.graphs) != len(self._after.graphs):
-            self._failures.append("the model has other bodies than before")
+            self._failures.append("the bodies of the model differ from before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
             if [v.name for v in old.outputs] != [v.name for v in new.outputs] and (
                 new is self._after.model.graph or len(old.outputs) != len(new.outputs)
             ):
-                self._failures.append(f"graph '{new.name}' gives other outputs than before")
+                self._failures.append(f"graph '{new.name}' has other outputs than before")
             for u, v in zip(old.outputs, new.outputs, strict=False):
                 if not self.relation(u, v).equal:
                     origin = self._origin or "a change that is not undone"
-                    self._failures.append(f"output '{v.name}' is not what it was: {origin}")
+                    self._failures.append(f"output '{v.name}' could not be proved equal: {origin}")
 
     def look_at_roundings(self) -> None:
         """Check that no changed constant was rounded to fewer bits than the model computes with."""

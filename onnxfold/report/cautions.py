@@ -41,7 +41,7 @@ def of_check(document: Mapping[str, Any]) -> Iterator[str]:
         size = digits(noisy[0]["relative_noise"], 2)
         yield (
             f"warning: {named(noisy)}: rounding errors of the original alone are {size} times the "
-            f"output's size (chaotic, quantised or close to 0), so that an error of "
+            f"output's size (chaotic, quantized or close to 0), so that an error of "
             f"{digits(noisy[0]['bound'], 2)} passes"
         )
     if names := document.get("nothing_compared"):
@@ -65,7 +65,7 @@ def of_deployment(report: Mapping[str, Any]) -> Iterator[str]:
     if document["without_kernels"] is not None and report["output"]["functions"]:
         yield f"no kernels: {document['without_kernels']}"
     if document["batches_not_tried"] is not None:
-        yield f"whether joined requests stay apart was not tried: {document['batches_not_tried']}"
+        yield f"batching of requests was not tried: {document['batches_not_tried']}"
 
 
 def named(rows: Sequence[Mapping[str, Any]]) -> str:

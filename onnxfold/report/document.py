@@ -86,7 +86,7 @@ def inspection(
 
 
 def _paper(findings: Findings) -> dict[str, int | None]:
-    """Return the counts by a paper's rules, None where nobody asked for them."""
+    """Return the counts by a paper's rules, or None if not requested."""
     names = [each.name for each in fields(PaperCounts)]
     return {name: getattr(findings.paper, name, None) for name in names}
 

@@ -79,7 +79,7 @@ def drawing(norms: Sequence[Mapping[str, Any]]) -> str:
         for fate, words in FATES.items()
         if fate in fates
     )
-    weights = '<span><i class="weight"></i>weights that are centred for the norm after them</span>'
+    weights = '<span><i class="weight"></i>weights that are centered for the norm after them</span>'
     return (
         '<section id="stream"><h2>The stream and its norms</h2><p>Read each block downwards. A '
         "line is a stream that linear layers add to, and a box on it a norm, which leads to its "
@@ -185,8 +185,8 @@ def _weights(step: _Step, lane: int, block: str | None) -> str:
     text = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
     return (
         f'<i class="mark weight" style="--lane:{lane}"></i><a class="weights" '
-        f'href="#norm-{step.index}" title="{escape("centred: " + ", ".join(step.writers))}">'
-        f'<code>{escape(text)}</code> <span class="soft">centred</span></a>'
+        f'href="#norm-{step.index}" title="{escape("centered: " + ", ".join(step.writers))}">'
+        f'<code>{escape(text)}</code> <span class="soft">centered</span></a>'
     )
 
 

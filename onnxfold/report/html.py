@@ -61,7 +61,7 @@ def _verdict(report: Mapping[str, Any]) -> str:
     text = f"<strong>{folded}</strong> LayerNorms become RMSNorm"
     inserted = summary["inserted_centerings"]
     if inserted:
-        text += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
+        text += f", with {inserted} inserted centering{'s' if inserted > 1 else ''}"
     return text
 
 
@@ -206,7 +206,7 @@ def _because(norm: Mapping[str, Any]) -> str:
     if folds(norm):
         weights = [f"<code>{escape(name)}</code>" for name in norm["writers"]]
         if not weights:
-            return "what it reads is centred already"
+            return "what it reads is already centered"
         if len(weights) <= 4:
             return " ".join(weights)
         return f"<details><summary>{len(weights)} weights</summary>{' '.join(weights)}</details>"
@@ -339,7 +339,7 @@ def _proof(proof: Mapping[str, Any] | None) -> str:
     return (
         f'<section id="proof"><h2>Proof {_passed(proof["passed"])}</h2><p>From the weights as they '
         f"are written: {proof['folded_norms']} folded norms read inputs of mean zero, and "
-        f"{proof['centred_weights']} centred weights reach only readers that cannot see the "
+        f"{proof['centred_weights']} centered weights reach only readers that cannot see the "
         f'change.</p><p class="soft">{proof["scaled_weights"]} weights carry a gamma and '
         f"{proof['shifted_biases']} biases a beta of the norm before them.</p>{listed}</section>"
     )

@@ -14,7 +14,7 @@ from onnxfold.report.html import in_batches_of_one, in_pieces
 if TYPE_CHECKING:
     from rich.console import Console
 
-NORM_HEADINGS = ("norm", "is", "becomes", "weights centred, or why not")
+NORM_HEADINGS = ("norm", "is", "becomes", "weights centered, or why not")
 _BECOMES = {
     "rms": "RMSNorm",
     "fused_layer_norm": "one LayerNorm",

@@ -69,6 +69,6 @@ def _verdict(row: Mapping[str, Any], first: Mapping[str, Any], letters: Mapping[
     if row["apart"]:
         return f"{who} is {row['speed']:.2f} times as fast as {than}"
     return (
-        f"{who} against {than}: no answer, for rounds differ more ({row['speed_p20']:.2f} to "
+        f"{who} against {than}: undecided, because rounds differ more ({row['speed_p20']:.2f} to "
         f"{row['speed_p80']:.2f} times as fast) than the models do; {_QUIET}"
     )

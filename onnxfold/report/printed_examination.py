@@ -40,7 +40,7 @@ def print_examination(console: Console, document: Mapping[str, Any]) -> None:
     for problem in document["problems"]:
         console.print(Text(f"problem: {problem}", style="bold red"))
     if document["healthy"]:
-        console.print(Text("healthy: all that is installed works", style="bold green"))
+        console.print(Text("healthy: everything that is installed works", style="bold green"))
 
 
 def _cuda_line(found: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ def totals(summary: Mapping[str, Any]) -> str:
     line += _of_channels(summary)
     inserted = summary["inserted_centerings"]
     if inserted:
-        line += f", with {inserted} inserted centring{'s' if inserted > 1 else ''}"
+        line += f", with {inserted} inserted centering{'s' if inserted > 1 else ''}"
     if summary["split_bytes"]:
         line += f", {summary['split_bytes']:,} bytes of weights stored twice"
     gammas, betas = summary.get("gamma_fused", 0), summary.get("beta_fused", 0)
@@ -59,7 +59,7 @@ def _of_channels(summary: Mapping[str, Any]) -> str:
     if summary.get("compressed") is not None:
         said += f", {summary['compressed']} of {counted(summary['norms'], 'norm')} to CRMSNorm"
     if summary.get("without_last") is not None:
-        said += f", {summary['without_last']} of which give d - 1 channels"
+        said += f", {summary['without_last']} of them with d - 1 output channels"
     if summary.get("decompressed"):
         said += f", {counted(summary['decompressed'], 'CRMSNorm')} back to all channels"
     return said
@@ -155,8 +155,8 @@ def blamed(one: Mapping[str, Any]) -> str:
         named += f", the last of {one['among']} that the file computes together"
     file = "" if one["changed_node"] == one["node"] else f", in the file '{one['changed_node']}'"
     return (
-        f"{named}{file}: its result '{one['value']}' has relative error {result}, what it reads "
-        f"{read}; alone it gives the outputs {alone}"
+        f"{named}{file}: its result '{one['value']}' has relative error {result}, its inputs "
+        f"{read}; alone it causes {alone} in the outputs"
     )
 
 
@@ -216,9 +216,9 @@ def because(row: Mapping[str, Any]) -> str:
 _PLACES = {
     "applied": "multiplied at",
     "tables": "in the tables of",
-    "cancelled": "cancelled by",
-    "centred": "mean taken out by",
-    "gammas": "tables take the gammas of",
+    "cancelled": "canceled by",
+    "centred": "mean subtracted by",
+    "gammas": "tables absorb the gammas of",
 }
 
 
@@ -289,7 +289,7 @@ def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def by_paper(summary: Mapping[str, Any]) -> str | None:
-    """Return the line on the counts by a paper's rules; None where nobody asked for them."""
+    """Return the line on the counts by a paper's rules, or None if not requested."""
     total = summary["layer_norms"]
     if summary.get("algorithm1") is None or not total:
         return None
@@ -321,7 +321,7 @@ def meanless(norms: Sequence[Mapping[str, Any]]) -> str | None:
     if not kinds:
         return None
     said = " and ".join(counted(number, kind) for kind, number in kinds.most_common())
-    return f"{said} {'has' if kinds.total() == 1 else 'have'} no mean to take out"
+    return f"{said} {'has' if kinds.total() == 1 else 'have'} no mean to subtract"
 
 
 def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -384,7 +384,7 @@ def changed_weights(proof: Mapping[str, Any]) -> str:
     shifted = proof.get("shifted_weights", 0)
     if shifted:
         return counted(shifted, "shifted weight")
-    return counted(proof["centred_weights"], "centred weight")
+    return counted(proof["centred_weights"], "centered weight")
 
 
 def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
@@ -399,7 +399,7 @@ def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def inexact(document: Mapping[str, Any] | None) -> list[str]:
-    """Return the lines on means that were dropped where they were small, none where none was."""
+    """Return the lines on small means that were dropped."""
     if document is None:
         return []
     norms: Sequence[Mapping[str, Any]] = document["norms"]

@@ -113,7 +113,7 @@ def register(session_options: ort.SessionOptions, device: str | None = None) -> 
     try:
         session_options.register_custom_ops_library(path)
     except (Fail, RuntimeError) as cause:
-        raise OnnxfoldError(f"ONNX Runtime does not take {path}: {cause}") from cause
+        raise OnnxfoldError(f"ONNX Runtime rejects {path}: {cause}") from cause
     session_options.add_session_config_entry(_NOTE, path[-512:])
 
 

@@ -95,7 +95,7 @@ def elements(array: Array) -> list[Any]:
     Raises RequestError if a float is not finite, because JSON cannot represent it.
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise RequestError("an output is not finite, which JSON cannot say; ask for binary data")
+        raise RequestError("an output is NaN or infinite, which JSON lacks; ask for binary data")
     flat: list[Any] = array.reshape(-1).tolist()
     return flat
 
@@ -123,8 +123,8 @@ def _array(tensor: Tensor, spec: TensorSpec) -> Array:
 def _check_shape(shape: tuple[int, ...], spec: TensorSpec) -> None:
     if min(shape, default=0) < 0:
         raise RequestError(
-            f"the shape {_shown(shape)} of input '{spec.name}' has a negative size; a request says "
-            "every size of its data"
+            f"the shape {_shown(shape)} of input '{spec.name}' has a negative size; a request "
+            "declares every size of its data"
         )
     fits = len(shape) == len(spec.dims) and all(
         dim == size or not isinstance(dim, int) for dim, size in zip(spec.dims, shape, strict=True)
@@ -145,13 +145,13 @@ def _from_bytes(data: bytes | memoryview, spec: TensorSpec, count: int) -> Array
     expected = count * spec.dtype.itemsize
     if len(data) != expected:
         raise RequestError(
-            f"input '{spec.name}' has {len(data)} bytes of data where its shape and type say "
+            f"input '{spec.name}' has {len(data)} bytes of data, but its shape and type need "
             f"{expected}"
         )
     array = np.frombuffer(data, dtype=spec.dtype.newbyteorder("<"))
     if spec.datatype.name == "BOOL":
         if array.view(np.uint8).max(initial=0) > 1:
-            raise RequestError(f"input '{spec.name}' is BOOL and holds bytes other than 0 and 1")
+            raise RequestError(f"input '{spec.name}' is BOOL and has bytes other than 0 and 1")
         return array
     return array.astype(spec.dtype, copy=False)
 
@@ -171,17 +171,17 @@ def _split(data: bytes, name: str) -> list[bytes]:
 def _strings(parts: Sequence[Any], spec: TensorSpec, count: int) -> Array:
     if len(parts) != count:
         raise RequestError(
-            f"input '{spec.name}' has {len(parts)} elements where its shape says {count}"
+            f"input '{spec.name}' has {len(parts)} elements but its shape has {count}"
         )
     array = np.empty(count, dtype=np.object_)
     for number, part in enumerate(parts):
         if not isinstance(part, (bytes, str)):
-            raise RequestError(f"input '{spec.name}' is BYTES and holds other than strings")
+            raise RequestError(f"input '{spec.name}' is BYTES and has other elements than strings")
         try:
             array[number] = part.decode() if isinstance(part, bytes) else part
         except UnicodeDecodeError as error:
             raise RequestError(
-                f"input '{spec.name}' holds bytes that are not UTF-8, which a string tensor must be"
+                f"input '{spec.name}' has bytes that are not UTF-8, which a string tensor requires"
             ) from error
     return array
 
@@ -202,7 +202,7 @@ def _from_list(data: Sequence[Any], spec: TensorSpec, shape: tuple[int, ...], co
         )
     if array.size != count:
         raise RequestError(
-            f"input '{spec.name}' has {array.size} elements where its shape says {count}"
+            f"input '{spec.name}' has {array.size} elements but its shape has {count}"
         )
     return _cast(array, spec)
 
@@ -214,7 +214,7 @@ def _integers(data: Sequence[Any], spec: TensorSpec) -> Array:
     # numpy turns integers that fit no single 64-bit type into floats, and 2**64 - 1 next to 0.
     exact = np.asarray(data, dtype=np.object_)
     if any(type(one) is not int for one in exact.reshape(-1)):
-        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
+        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and has other values")
     return exact
 
 
@@ -224,9 +224,9 @@ def _cast(array: Array, spec: TensorSpec) -> Array:
         limits = np.iinfo(spec.dtype)
         low, high = int(array.min(initial=0)), int(array.max(initial=0))
         if low < limits.min or high > limits.max:
-            raise RequestError(f"input '{spec.name}' holds values outside of {spec.datatype.name}")
+            raise RequestError(f"input '{spec.name}' has values outside of {spec.datatype.name}")
     elif array.dtype.kind not in (_NUMBERS if kind == "f" else "b"):
-        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and holds other values")
+        raise RequestError(f"input '{spec.name}' is {spec.datatype.name} and has other values")
     with np.errstate(over="ignore"):  # a number too large for its type is infinite there
         return array.astype(spec.dtype)
 

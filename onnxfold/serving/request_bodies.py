@@ -41,7 +41,7 @@ class BodyBudget:
             if count > 0 and self._held + count > self._limit:
                 raise RefusedError(
                     503,
-                    f"the server holds {self._held} bytes of requests, and at most {self._limit} "
+                    f"the server has {self._held} bytes of requests, and at most {self._limit} "
                     "at once; ask again",
                 )
             self._held += count

@@ -36,7 +36,7 @@ class TensorSpec:
         """
         if self.datatype.dtype is None:
             raise ModelError(
-                f"'{self.name}' is a {self.datatype.onnx}, of which ONNX Runtime takes no arrays "
+                f"'{self.name}' is a {self.datatype.onnx}, which ONNX Runtime does not accept "
                 "from Python; cast it in the model"
             )
         return self.datatype.dtype

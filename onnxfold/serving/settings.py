@@ -129,7 +129,7 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--token-file '{path}': {error}") from error
     if not token or not token.isprintable() or " " in token:
-        raise UsageError(f"--token-file '{path}': it must hold one line, without spaces")
+        raise UsageError(f"--token-file '{path}': it must contain one line, without spaces")
     return token
 
 

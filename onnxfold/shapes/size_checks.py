@@ -46,7 +46,7 @@ def _check_steps(node: ir.Node) -> None:
     """Refuse steps over which onnx 1.23, which counts in 32 bits, would loop forever."""
     for step in _integers(node, 4):
         if step == 0 or abs(step) > _LONGEST_STEP:
-            raise ModelError(f"node '{node.name or 'Slice'}' takes steps of {step}")
+            raise ModelError(f"node '{node.name or 'Slice'}' has steps of {step}")
 
 
 def _check_factors(node: ir.Node) -> None:

@@ -54,7 +54,7 @@ def _check_sizes(model: ir.Model) -> None:
     for value in (*model.graph.inputs, *made):
         known = [dim for dim in value.shape or () if isinstance(dim, int)]
         if prod(known) > sys.maxsize // 8:
-            raise ValueError(f"'{value.name}' has the dimensions {known}, which no memory holds")
+            raise ValueError(f"'{value.name}' has the dimensions {known}, which exceed any memory")
 
 
 def _check_nodes(

@@ -139,7 +139,7 @@ class _Walk:
     def _pull(self, point: Point) -> _Producer:
         if self._overflows(point.value):
             name = point.value.name or ""
-            sentence = f"'{name}' holds inf or NaN, or its type cannot hold its centred values"
+            sentence = f"'{name}' has inf or NaN, or its type cannot represent its centered values"
             refusal = Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
             return _Producer(constant=False, opaque=refusal)
         if self._view.tensor(point.value) is not None:

@@ -288,18 +288,18 @@ class ModelTransfers:
         if not site.subtracts_mean:
             return refuse(
                 RefusalCode.NOT_CENTRED_NORM, node, f"belongs to {site.kind.value} '{site.name}', "
-                "which sees the mean",
+                "which depends on the mean",
             )  # fmt: skip
         if not fiber.covers(site.fiber):
             return refuse(
                 RefusalCode.EXACT_READER,
                 node,
-                f"normalises {site.fiber}, which sees a shift that is constant along {fiber}",
+                f"normalizes {site.fiber}, which depends on a shift that is constant along {fiber}",
             )
         leak = self._leaking.get(id(site))
         if leak is not None:
             return refuse(
-                RefusalCode.STATISTICS_READ, node, f"gives the mean '{leak.name}' to other nodes"
+                RefusalCode.STATISTICS_READ, node, f"passes the mean '{leak.name}' to other nodes"
             )
         return Invariant()
 

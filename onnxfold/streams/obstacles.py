@@ -50,7 +50,7 @@ def refuse_foreign(view: ModelInfo, node: ir.Node, value: ir.Value | None) -> Re
 
 def refuse_affine_output(node: ir.Node) -> Refusal:
     """Refuse to center the output of a norm with gamma and beta."""
-    sentence = "gives a norm's output with gamma and beta, which has a mean"
+    sentence = "returns a norm's output with gamma and beta, which has a mean"
     return refuse(RefusalCode.AFFINE_NORM_OUTPUT, node, sentence)
 
 
@@ -68,6 +68,6 @@ def refuse_exact(node: ir.Node) -> Refusal:
     label = node_label(node)
     return Refusal(
         RefusalCode.EXACT_READER,
-        f"{operator(node)} '{label}' must see the original value",
+        f"{operator(node)} '{label}' needs the original value",
         (label,),
     )

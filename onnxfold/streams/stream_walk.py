@@ -1,8 +1,8 @@
-"""A stream: all points that a norm's input moves with, as far as one change of all is possible.
+"""A stream: all points that move with a norm's input, if all can change together.
 
-The walk goes from one point to whatever must change alike: back to what it is computed from, down
-to weights, and on to what is computed of it, up to the norms that do not see the change.  What the
-change is, a subclass says: which producers, weights and readers can take it, and where it ends.
+The walk continues from one point to everything that must change in the same way: upstream to its
+operands, down to weights, and downstream to its readers, up to the norms that ignore the change.
+Subclasses define the change: which producers, weights and readers can take it, and where it ends.
 """
 
 from collections import deque
@@ -87,14 +87,14 @@ class StreamWalk:
 
     def refuse_second(self, known: Point) -> Refusal | None:
         """Say why a value that is known along one fiber is not of the stream along another."""
-        return broken_at(known.value, "is normalised along two fibers")
+        return broken_at(known.value, "is normalized along two fibers")
 
     def refuse_place(self, point: Point) -> Refusal | None:
         """Say why a change along this fiber is not possible."""
         blocks = point.fiber.blocks
         if len(blocks) != 1 or not point.fiber.whole or blocks[0].size < 2:
             return broken_at(
-                point.value, f"has its channels along {point.fiber}, no axis of their own"
+                point.value, f"has its channels along {point.fiber}, not along a whole axis"
             )
         return None
 
@@ -207,6 +207,6 @@ class StreamWalk:
 
 
 def broken_at(value: ir.Value, sentence: str) -> Refusal:
-    """Return the refusal for a value of which the channels cannot be followed."""
+    """Return the refusal for a value whose channels cannot be followed."""
     name = value.name or ""
     return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))

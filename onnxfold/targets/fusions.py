@@ -15,7 +15,7 @@ from onnxfold.operators.contrib import EMBEDDED
 from onnxfold.options import Target
 from onnxfold.refusal import Refusal, RefusalCode
 
-_FUSED = "ONNX Runtime's transformers optimizer makes {} of it, which gains as much or more"
+_FUSED = "ONNX Runtime's transformers optimizer fuses it into {}, which is at least as fast"
 _END = 2  # input of Slice
 _ATTENTION = ("Reshape", "Transpose", "MatMul", "Softmax")  # upstream of a projection, backwards
 _PROJECTIONS = 3  # for queries, keys and values

@@ -44,7 +44,7 @@ from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
-_LAST_AXES = "no operator normalises other than last axes"
+_LAST_AXES = "the target has no operator that normalizes other than trailing axes"
 _SLICE_SINCE = 10  # with constants as inputs
 
 
@@ -67,7 +67,7 @@ class TargetLowering:
             return _no_form(site, "every LayerNorm stays one with --norm-form layer")
         cast = cast_of_centred(self._view, site)
         if cast is not None:
-            sentence = "of x - mean(x) ONNX Runtime makes one LayerNormalization of two types"
+            sentence = "ONNX Runtime fuses x - mean(x) into a LayerNormalization of two types"
             return _no_form(site, f"behind {node_label(cast)} {sentence}")
         if self._can_bypass(site):
             return None
@@ -89,7 +89,7 @@ class TargetLowering:
         """Return why no operator computes the norm without its mean, or None."""
         refusal = self._refuse_kernel(site) or self._refuse_spelled(site)
         if refusal is None and wide_epsilon(site):
-            sentence = f"epsilon {site.epsilon!r} fits no attribute, which are float32"
+            sentence = f"epsilon {site.epsilon!r} is not representable as a float32 attribute"
             return _no_form(site, sentence)
         if refusal is None and self._trailing_axes(site) is None and self._blocks(site) is None:
             return _no_form(site, _LAST_AXES)
@@ -118,12 +118,12 @@ class TargetLowering:
             sentence = f"no operator for {dtype} to {site.output.dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         if wide_epsilon(site) and ir.DataType.DOUBLE not in (dtype, site.compute_dtype):
-            return _no_form(site, f"epsilon {site.epsilon!r} is no number of {dtype}")
+            return _no_form(site, f"epsilon {site.epsilon!r} is not representable in {dtype}")
         if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
-            sentence = "its gamma or beta stands for several channels and is not a constant"
+            sentence = "its gamma or beta is not a constant, and an element covers several channels"
             return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
         if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
-            sentence = f"its gamma or beta is no number of {dtype}"
+            sentence = f"its gamma or beta is not representable in {dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         least, opset = _least_opset(dtype), self._view.opset
         if not least <= opset <= MAX_OPSET:
@@ -195,7 +195,7 @@ class TargetLowering:
         """Return why an RMSNorm cannot be a LayerNorm of the same parameters, or None."""
         refusal = self._refuse_call(site)
         if refusal is None and self._trailing_axes(site) is None:
-            return _no_form(site, "LayerNormalization works over last axes alone")
+            return _no_form(site, "LayerNormalization supports only trailing axes")
         return refusal
 
     def restored(self, site: NormSite) -> Lowered:
@@ -206,7 +206,7 @@ class TargetLowering:
         """Return why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
         refusal = self.refuse_layer(site)
         if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
-            sentence = f"CRMSNorm works over the last axis, from opset {_SLICE_SINCE} on"
+            sentence = f"CRMSNorm supports the last axis, from opset {_SLICE_SINCE} on"
             return _no_form(site, sentence)
         return refusal
 

@@ -40,11 +40,11 @@ def refuse_stripped(
 def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None:
     table = _table(info, site.input)
     if float(np.float32(site.epsilon)) <= _TAKEN_FOR_ZERO:
-        why = f"onnxscript's optimizer takes an epsilon of {site.epsilon:.3g} for 0"
+        why = f"onnxscript's optimizer treats an epsilon of {site.epsilon:.3g} as 0"
     elif table is not None:
-        why = f"its input is read from table '{table.name}', which quantize_dynamic quantises"
+        why = f"its input is read from table '{table.name}', which quantize_dynamic quantizes"
     elif not scaled and _is_one(info, site.gamma):
-        why = "onnxslim and onnxsim take its product by ones away, and no weight takes another"
+        why = "onnxslim and onnxsim remove its product by ones, and no weight can absorb a scale"
     else:
         return None
     sentence = f"norm '{site.name}' stays one operator: {why}"

@@ -1,7 +1,7 @@
-"""Analysis of which norms of a PyTorch model fold, by its export, in the model's own names.
+"""Analysis of the norms of a PyTorch model that fold, by its export, in the model's own names.
 
-by its export, in the model's own names. an initializer is then a parameter in its own layout and
-under its own name, and every node knows the module that it comes from.
+The model is exported as it is traced, without optimization: an initializer is then a parameter in
+its own layout and under its own name, and every node knows the module that it comes from.
 """
 
 from collections import Counter
@@ -29,9 +29,9 @@ _GAIN_PS = 1000
 # No centering is inserted: in a model that is trained, only weights are centered.
 _COSTS = Costs(layer_norm=0, rms_norm=0, centring=1 << 40)
 _ALWAYS_SPLIT = 1 << 62
-_INSERTED = "; an inserted centring would cost more than it saves"
+_INSERTED = "; an inserted centering would cost more than it saves"
 _IN_FORWARD = (
-    "its forward normalises in operations of its own, which nothing can stand in for: call "
+    "its forward normalizes in its own operations, which cannot be replaced: call "
     "torch.nn.functional.layer_norm there, or make the norm a module"
 )
 
@@ -205,7 +205,7 @@ class Analysis:
             place = _dim_and_groups(weight.fiber)
             if not owners or place is None:
                 label = one_line(value.name or weight.value)
-                unmapped[weight.value] = f"'{label}', which writes the stream, is no parameter"
+                unmapped[weight.value] = f"'{label}', which writes the stream, is not a parameter"
             elif weight.split:
                 found = self._tables(weight, values)
                 tables |= dict.fromkeys(found)

@@ -1,9 +1,9 @@
 """Folded models whose stream is stored without its last channel, d - 1 wide, and back.
 
-A stream of mean 0 is known without its last channel: x = E v, which appends minus the sum of v.
-What writes the stream computes with (P W) without its last output, and CRMSNorm reads v and gives
-all d channels.  W stays the parameter that is trained, so outputs, gradients and steps are those of
-the model with LayerNorm.
+A stream of mean 0 is known without its last channel: x = E v, which appends minus the sum of v. The
+writers of the stream compute with (P W) without its last output, and CRMSNorm reads v and outputs
+all d channels. W stays the trained parameter, so outputs, gradients and steps equal the LayerNorm
+model's.
 
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, sections 3.2, 3.4.2.
 """
@@ -72,14 +72,14 @@ class CRMSNorm(nn.Module):
 def compress(model: nn.Module, example_args: tuple[Any, ...] | Mapping[str, Any]) -> None:
     """Store the stream of a folded model without its last channel, and train on.
 
-    Every RMSNorm that :func:`fold` has put becomes a CRMSNorm, and every weight that it centred
-    computes one output less, as do outputs that are centred.  Every parameter stays the same
-    object, of the same shape, so optimizers go on; :func:`decompress` goes back, :func:`unfold` to
-    LayerNorm, and :func:`bake` writes the weights of d - 1 outputs.
+    Every RMSNorm of :func:`fold` becomes a CRMSNorm, and every weight that it centered computes one
+    output less, as do centered outputs. Every parameter stays the same object, of the same shape,
+    so optimizers go on; :func:`decompress` goes back, :func:`unfold` to LayerNorm, and :func:`bake`
+    writes the weights of d - 1 outputs.
 
-    Outputs and gradients are compared in float64 first, in evaluation and in training.  Raises
-    UsageError for a model that is not folded, ModelError where something reads all channels of the
-    stream, or norms of a kind that has no CRMSNorm; the model is then as it was.
+    Outputs and gradients are compared in float64 first, in evaluation and in training. Raises
+    UsageError for a model that is not folded, ModelError if something reads all channels of the
+    stream, or if a norm has no CRMSNorm; the model is then unchanged.
     """
     given = Arguments((), dict(example_args)) if isinstance(example_args, Mapping) else None
     arguments = double(given or Arguments(tuple(example_args), {}))

@@ -60,9 +60,9 @@ def _refuse_packed(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao.nn.quantized"):
             raise ModelError(
-                f"module {name!r} of {type(model).__name__} is quantised "
-                f"({type(module).__name__}), and packed weights have no centring: fold the model "
-                "before it is quantised"
+                f"module {name!r} of {type(model).__name__} is quantized "
+                f"({type(module).__name__}), and packed weights cannot be centered: fold the model "
+                "before it is quantized"
             )
 
 

@@ -29,7 +29,7 @@ from onnxfold.torch.verification import (
 
 M = TypeVar("M", bound=nn.Module)
 _BEFORE_DROPOUT = (
-    "weights that are centred for it stand before a dropout, which in training would give the "
+    "a dropout follows weights that are centered for it, which in training would give the "
     "stream another mean"
 )
 
@@ -178,13 +178,13 @@ def _why(making: Mapping[str, float]) -> str:
     if not making:
         return (
             "its input has a nonzero mean in training: a random function that is not a module, "
-            "such as torch.nn.functional.dropout, follows a centred layer, and its output cannot "
-            "be recentred; dropout='keep' folds the norm anyway"
+            "such as torch.nn.functional.dropout, follows a centered layer, and its output cannot "
+            "be recentered; dropout='keep' folds the norm anyway"
         )
     names = ", ".join(f"'{name}' (p={p:g})" for name, p in list(making.items())[:3])
     more = f" and {len(making) - 3} more" if len(making) > 3 else ""
     return (
-        f"its input has a nonzero mean in training because of {names}{more} behind a centred "
+        f"its input has a nonzero mean in training because of {names}{more} after a centered "
         "layer: dropout='recentre' removes the mean, dropout='keep' folds the norm anyway"
     )
 

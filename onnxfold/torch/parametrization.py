@@ -132,19 +132,19 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
     known = [key for key, _ in module.named_parameters(recurse=False)]
     if not isinstance(tensor, Tensor):
         raise UsageError(
-            f"{_label(module, name)} is no parameter; there are {', '.join(known) or 'none'}"
+            f"{_label(module, name)} is not a parameter; there are {', '.join(known) or 'none'}"
         )
     if parametrize.is_parametrized(module, name):
         parametrizations = module.parametrizations[name]
         if any(isinstance(each, CentredWeight) for each in parametrizations):
-            raise UsageError(f"{_label(module, name)} is centred already")
+            raise UsageError(f"{_label(module, name)} is already centered")
     elif name not in module._parameters and name not in module._buffers:
         raise UsageError(
-            f"{_label(module, name)} is computed from another tensor (as by pruning): centre "
+            f"{_label(module, name)} is computed from another tensor (as by pruning): center "
             "first, then prune 'original' of its parametrization"
         )
     if not tensor.is_floating_point():
-        raise UsageError(f"{_label(module, name)} is {tensor.dtype}, which has no centring")
+        raise UsageError(f"{_label(module, name)} is {tensor.dtype}, which cannot be centered")
     return tensor
 
 
@@ -167,7 +167,7 @@ def _groups_of_weight(module: nn.Module, name: str, groups: int) -> int:
     if groups % own:
         raise UsageError(
             f"{_label(module, name)} has {own} groups that read different inputs: their outputs "
-            f"have a common mean that no weight holds; groups must be a multiple of {own}"
+            f"have a common mean that no weight determines; groups must be a multiple of {own}"
         )
     return groups // own if isinstance(module, _TRANSPOSED) and name == "weight" else groups
 
@@ -188,7 +188,7 @@ def _check_gates(module: nn.Module, name: str, groups: int) -> None:
         gates = module.weight_hh.shape[0] // module.hidden_size
     if groups % gates:
         raise UsageError(
-            f"{_label(module, name)} holds {gates} weights, each to be centred by itself: "
+            f"{_label(module, name)} holds {gates} weights, each to be centered by itself: "
             f"groups must be a multiple of {gates}"
         )
 

@@ -44,14 +44,14 @@ class StreamStatistics:
         further = list(norms)
         for name in further:
             if name not in modules:
-                raise UsageError(f"{type(model).__name__} has no module '{name}' to be measured")
+                raise UsageError(f"{type(model).__name__} has no module '{name}' to measure")
         self._modules = {
             name: module
             for name, module in modules.items()
             if isinstance(module, _KNOWN) or name in further
         }
         if not self._modules:
-            raise UsageError(f"{type(model).__name__} has no norm; name those it has with norms=")
+            raise UsageError(f"{type(model).__name__} has no known norms; name them with norms=")
         self._model, self._seed = type(model).__name__, seed
         self._handles: list[RemovableHandle] = []
         self.reset()
@@ -80,7 +80,7 @@ class StreamStatistics:
             known = self._norms.setdefault(name, _described(name, module, rows.shape[-1]))
             if known.size != rows.shape[-1]:
                 raise UsageError(
-                    f"'{name}' normalises vectors of {known.size} elements and then of "
+                    f"'{name}' normalizes vectors of {known.size} elements and then of "
                     f"{rows.shape[-1]}: measure each by itself"
                 )
             directions = np.column_stack(

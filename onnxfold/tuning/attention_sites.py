@@ -24,7 +24,7 @@ _FACTORS: dict[str, Callable[[float], float]] = {"Mul": float, "Div": lambda by:
 
 
 class NoAttention(Exception):  # noqa: N818
-    """Why a Softmax is not that of attention which one operator can do."""
+    """Why a Softmax is not part of an attention that one operator can compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Mask:
 class Rows:
     """Queries, keys or values [B, N, T, H], and what they come from.
 
-    ``plain``: [B, T, N, H] of which they are the transpose. ``past``: what stands before the new
+    ``plain``: [B, T, N, H], of which they are the transpose. ``past``: what stands before the new
     ones, of which alone ``plain`` is then. ``turned``: ``value`` is [B, N, H, T].
     """
 
@@ -52,7 +52,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
-    """Softmax, what it is computed from, and the product with the values.
+    """Softmax, its operands, and the product with the values.
 
     ``guarded``: weights that are NaN count as 0, and a mask may be infinite, so that there are.
     """
@@ -69,11 +69,11 @@ class AttentionSite:
 
     @property
     def caches(self) -> bool:
-        """Whether the operator can put keys and values behind the cached ones itself."""
+        """Whether the operator can append keys and values to the cached ones itself."""
         parts = (self.key, self.value)
         if any(part.past is None or part.plain is None for part in parts):
             return False
-        # What it reads must not be computed from what it gives.
+        # Its operands must not be computed from its result.
         terms = (b.condition if isinstance(b, Mask) else b for b in self.biases)
         inputs = [self.query.value, *terms, *(part.plain for part in parts if part.plain)]
         before = set(reached(inputs, lambda value: operands(value.producer())))
@@ -172,7 +172,7 @@ class _Finder:
         return self._masked(node) if kind == "Where" else None
 
     def _masked(self, where: ir.Node) -> _Scores | None:
-        """Return scores in the place of which some are a number."""
+        """Return scores, some of which are replaced by a number."""
         condition, holds, fails = (known_operand(where, n) for n in range(3))
         for keeps, (one, other) in ((True, (holds, fails)), (False, (fails, holds))):
             number = self._view.scalar(other)
@@ -183,7 +183,7 @@ class _Finder:
         return None
 
     def _factor(self, node: ir.Node) -> tuple[ir.Value | None, float]:
-        """Return what a number multiplies or divides, and the factor; None where none does."""
+        """Return what a number multiplies or divides, and the factor; None without one."""
         first, second = known_operand(node, 0), known_operand(node, 1)
         pairs = [(first, second)] + [(second, first)] * (node.op_type == "Mul")
         for rest, number in pairs:
@@ -210,7 +210,7 @@ class _Finder:
         return value, factor
 
     def _keys(self, value: ir.Value) -> tuple[Rows, float]:
-        """Return the keys of which a value [B, N, H, T] is the transpose, and their factor."""
+        """Return the keys whose transpose a value [B, N, H, T] is, and their factor."""
         value, factor = self._unscaled(value)
         turned = computed_by(value, "Transpose")
         if turned is not None:
@@ -250,7 +250,7 @@ class _Finder:
         return node
 
     def _guarded(self, weights: ir.Value) -> ir.Value | None:
-        """Return the weights with 0 in the place of NaN; None where there is no such guard."""
+        """Return the weights with 0 instead of NaN; None without such a guard."""
         readers = {use.node for use in weights.uses()}
         guard = next((node for node in readers if operator(node) == "IsNaN"), None)
         where = None if guard is None else only_reader(guard.outputs[0])
@@ -294,7 +294,7 @@ def order_of(transpose: ir.Node) -> tuple[int, ...]:
 
 
 def _plain(value: ir.Value) -> ir.Value | None:
-    """Return [B, T, N, H] of which a value is the transpose."""
+    """Return [B, T, N, H] whose transpose a value is, or None."""
     node = computed_by(value, "Transpose")
     if node is None or order_of(node) != HEADS_FIRST:
         return None

@@ -37,9 +37,10 @@ _RANK = 4
 
 
 def with_joined_attention(model: ir.Model) -> ir.Model:
-    """Return a model with one operator for every attention of which that is proved.
+    """Return a model with one operator for every attention for which this is proved.
 
-    The model itself where it has no Softmax. Raises NotRewritten where no attention can be joined.
+    Returns the model itself if it has no Softmax. Raises NotRewritten where no attention can be
+    joined.
     """
     found = list(find_attention(infer(model.clone())))
     reasons = [each for each in found if isinstance(each, str)]

@@ -26,9 +26,9 @@ class NotRewritten(OnnxfoldError):  # noqa: N818
 def proved(before: ir.Model, after: ir.Model, computed: Collection[str] = ()) -> str | None:
     """Run both models part by part on random numbers; return what is not equal, None: nothing.
 
-    A rewriting says nothing to the proof (`onnxfold.proof`), which finds by itself what to compare.
-    Weights that both store are random too: what is equal for any is so for these, and layers that
-    are alike are tested once.  ``computed``: values that no test may draw, as masks: no
+    A rewriting gives no hints to the proof (`onnxfold.proof`), which finds by itself what to
+    compare. Weights that both store are random too: equality for any weights includes these, and
+    equal layers are tested once. ``computed``: values that no test may draw, such as masks: no
     random number is infinite.
     """
     models = [model.clone() for model in (before, after)]
@@ -41,7 +41,7 @@ def proved(before: ir.Model, after: ir.Model, computed: Collection[str] = ()) ->
                 make_input(weight)
     for value in (value for node in models[1].graph for value in node.outputs):
         if value.name in computed and not value.is_graph_output():
-            value.name = f"{value.name}.computed"  # which stands for no value of the original
+            value.name = f"{value.name}.computed"  # no counterpart in the original
     old, new = map(infer, models)
     shown = prove(old, new, Certificate(by_name_alone=True))
     return None if shown.passed else shown.failures[0]
@@ -54,9 +54,9 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def rewritten(model: ir.Model, rewriting: Rewriting, undone: Undoing | None = None) -> ir.Model:
-    """Return what a rewriting makes of a model, which stays as it is; raises NotRewritten.
+    """Return the result of a rewriting of a model, which is not changed; raises NotRewritten.
 
-    ``undone`` checks by itself what no proof compares, as stored copies, and takes it back.
+    ``undone`` checks what no proof compares, such as stored copies, and reverts it.
     """
     made = model.clone()
     if not rewriting(made):

@@ -1,8 +1,8 @@
-"""Which rotation of a model's streams a quantiser loses least by: seeds, measured, and none at all.
+"""Search for the rotation of a model's streams with the least quantization error, or none.
 
-Each candidate is quantised by the same step in a process of its own, and what the quantised file
-computes is compared with the float64 run of the model as it came.  The model as it is takes part:
-what is written is never worse on these inputs.
+Each candidate is quantized by the same step in its own process, and the results of the quantized
+file are compared with a float64 run of the original model. The model without a rotation is a
+candidate too: the written file is never worse on these inputs.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def tune(
 def tuned(options: TuneOptions, model: Path, output: Path | None) -> dict[str, Any]:
     """Tune one of many models and return the chain that was written and its gain."""
     if output is None:
-        raise UsageError(f"{model}: say where to write the result")
+        raise UsageError(f"{model}: specify where to write the result")
     kept = options.keep_candidates
     if kept is not None:
         options = replace(options, keep_candidates=kept / model.stem)

@@ -3,9 +3,9 @@
 Before    table -> Gather,  table -> Transpose -> MatMul(x, .)  or  FusedMatMul(x, table, transB)
 After     table -> Gather,  table^T -> MatMul(x, .)
 
-Language models tie the token table to their head this way, and fusions write it this way. Quantizers
-handle only stored weights of MatMul and skip such a product, which then dominates the time of a
-small model; the file has a shared table twice, each in few bits.
+Language models tie the token table to their head this way, as fusions write it. Quantizers handle
+only stored weights of MatMul and skip such a product, which then dominates the time of a small
+model; the file has a shared table twice, each in few bits.
 """
 
 from __future__ import annotations

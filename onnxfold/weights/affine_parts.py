@@ -83,7 +83,10 @@ def _sum_products(chunk: Float64, factor: Float64, summed: tuple[int, ...]) -> F
 
 
 def first_halves(vector: Float64, rows: int) -> Float64:
-    """Return a vector as the first halves of so many rows, beside zeros; as it is for no rows."""
+    """Return a vector as the first halves of so many rows, padded with zeros.
+
+    As it is for no rows.
+    """
     if not rows:
         return vector
     wide = vector.reshape(rows, -1)

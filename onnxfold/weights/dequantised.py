@@ -21,7 +21,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
 _CHUNK_ELEMENTS = 1 << 20
-_PACKED = (2, 4, 8)  # bits of a code, several of which are in one byte
+_PACKED = (2, 4, 8)  # bits of a code, several per byte
 
 Result = TypeVar("Result")
 
@@ -59,7 +59,7 @@ def quantised_weight(view: ModelInfo, node: ir.Node) -> QuantisedWeight | Refusa
     """Return the weight that a DequantizeLinear computes, or that a MatMulNBits multiplies by."""
     given = [view.tensor(value) for value in node.inputs]
     in_blocks = row_of(node).layer is Layer.MATMUL_BLOCKS
-    # What MatMulNBits multiplies, and what it adds, are no parts of its weight.
+    # What MatMulNBits multiplies and adds is not part of its weight.
     codes, scale, zero = ([*given, None, None])[1:4] if in_blocks else ([*given, None])[:3]
     unknown = operand(node, 3 if in_blocks else 2) is not None and zero is None
     if codes is None or scale is None or unknown or codes.dtype is ir.DataType.UNDEFINED:
@@ -74,7 +74,7 @@ def _of_axis(
     scale: ir.TensorProtocol,
     zero: ir.TensorProtocol | None,
 ) -> QuantisedWeight | Refusal:
-    """DequantizeLinear: scales of the codes' rank are those of blocks."""
+    """DequantizeLinear: scales of the codes' rank belong to blocks."""
     shape, sizes = codes.shape.numpy(), scale.shape.numpy()
     if not shape:
         return refuse(RefusalCode.UNSUPPORTED_TYPE, node, "gives a weight of no axes")
@@ -146,7 +146,7 @@ def _of_blocks(
 
 
 def _unpacked(codes: Array, bits: int) -> Float64:
-    """Return the codes along the last axis, of which each byte holds several."""
+    """Return the codes along the last axis, several of them in each byte."""
     steps, stored = np.arange(0, 8, bits, dtype=np.uint8), codes.astype(np.uint8, copy=False)
     parts = (stored[..., np.newaxis] >> steps) & np.uint8(2**bits - 1)
     return np.asarray(parts.reshape(*codes.shape[:-1], -1), np.float64)

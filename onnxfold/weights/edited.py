@@ -127,9 +127,9 @@ class EditedTensor(ir.LazyTensor):
 
 
 class RotatedTensor(ir.LazyTensor):
-    """A tensor of which every set of a fiber is multiplied by an orthogonal matrix, rounded once.
+    """A tensor with every set of a fiber multiplied by an orthogonal matrix, rounded once.
 
-    Of another one it goes on from the numbers before their rounding.
+    For another edited tensor it continues from its unrounded numbers.
     """
 
     def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
@@ -239,5 +239,5 @@ class _Bits:
         """
         if self._in_doubt and self._largest:
             raise WeightOverflowError(
-                "is so small that float16 has too few bits for its centred values"
+                "is so small that float16 has too few bits for its centered values"
             )

@@ -233,7 +233,7 @@ class Evaluation:
         digits, members = self._digits[number]
         if not self._shape or not members:  # sets of one element, each equal to its mean
             if not np.isfinite(chunk).all():
-                raise WeightOverflowError("holds inf or NaN")
+                raise WeightOverflowError("contains inf or NaN")
             chunk[...] = 0.0
             return
         shown = chunk.reshape((chunk.shape[0] // self._rows_per_digit(number), *digits[1:]))
@@ -244,7 +244,7 @@ class Evaluation:
             means = np.add.reduce(shown, axis=members, keepdims=True)
             means /= _size(digits, members)
         if not np.isfinite(means).all():
-            raise WeightOverflowError("holds inf or NaN")
+            raise WeightOverflowError("contains inf or NaN")
         np.subtract(shown, means, out=shown)
 
     def _rows_per_digit(self, number: int) -> int:

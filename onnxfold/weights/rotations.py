@@ -1,4 +1,4 @@
-"""Orthogonal matrices, and tensors of which every set of a fiber is multiplied by one.
+"""Orthogonal matrices, and tensors with every set of a fiber multiplied by one.
 
     R = D H / sqrt(n),  D random signs, H a Hadamard matrix: H H' = n I, all elements 1 or -1
 
@@ -67,7 +67,7 @@ def hadamard(size: int) -> Float64:
 
 @lru_cache
 def _parts(size: int) -> tuple[int, ...] | None:
-    """Return sizes whose product is this one, of each of which there is a matrix; the least few."""
+    """Return the fewest sizes with this product, each of which has a matrix."""
     if size == 1:
         return ()
     for part in (*sorted(_PALEY, reverse=True), 2):

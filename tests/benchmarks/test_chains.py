@@ -1,4 +1,4 @@
-"""benchmarks/chains.py on a small graph: steps, failures and what counts as quantised."""
+"""benchmarks/chains.py on a small graph: steps, failures and what counts as quantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts of multiplications that the pages show are those of the plans."""
+"""The counts of multiplications in the docs equal the plans'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small encoder with a mask, what converters make of it, and faults planted in that."""
+"""A small encoder with a mask, its converted forms, and faults planted in them."""
 
 from __future__ import annotations
 

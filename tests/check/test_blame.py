@@ -76,7 +76,7 @@ def _broken(model: onnx.ModelProto) -> onnx.ModelProto:
     return changed
 
 
-# What is planted, the node of the original, and that of the file.
+# The planted fault, the node of the original, and the node of the file.
 PLANTED: dict[str, tuple[Callable[[Path], onnx.ModelProto], str, str]] = {
     "a scale of activations": (_qdq("bent_scale"), "node_down", "bent_DequantizeLinear"),
     "a scale of scores": (_qdq("scores_scale"), "node_weights", "scores_DequantizeLinear"),
@@ -138,7 +138,7 @@ def test_a_planted_fault_is_found_with_its_node(
 def test_one_value_that_does_not_run_does_not_excuse_the_others(
     original: ModelSource, truth: Truth
 ) -> None:
-    """A wrong index ends the run of the original, and a wrong mask beside it does not."""
+    """A wrong index ends the run of the original, unlike a wrong mask."""
     model = encoder()
     model.graph.node.insert(0, onnx.helper.make_node("Neg", ["ids"], ["turned"], name="turn"))
     next(n for n in model.graph.node if n.name == "node_x").input[1] = "turned"

@@ -23,7 +23,7 @@ def _runs(model: ir.Model, engine: str) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("engine", ["interpreter", "ONNX Runtime"])
 def test_weights_move_by_roundings_and_vectors_stay(engine: str) -> None:
-    """Whatever folds a factor into a weight rounds it anew; Transpose rounds nothing."""
+    """Folding a factor into a weight rounds it again; Transpose rounds nothing."""
     body = "y = Transpose (w)  b = Identity (v)  z = Neg (x)"
     proto = ir.to_proto(single(body, "float[1] x", "float[M, N] y, float[K] b"))
     largest = np.finfo(np.float32).max

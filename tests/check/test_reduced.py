@@ -302,7 +302,7 @@ WRONG_OPTIONS: dict[str, tuple[dict[str, object], str]] = {
     "a metric twice": ({"metric": ("kl", "kl")}, "names one metric twice"),
     "more limits": ({"metric": "kl", "max_error": (1, 2)}, "is given 2 times for 1 of metric="),
     "a negative limit": ({"metric": "kl", "max_error": -1}, "must be 0 or more"),
-    "full precision": ({"metric": "kl"}, "is in full precision, for which no budget is known"),
+    "full precision": ({"metric": "kl"}, "is in full precision, which has no default budget"),
     "rows of nothing": ({"rows": 3}, "rows= needs data="),
     "another criterion": ({"metric": "kl", "max_error": 1, "rtol": 1}, "rtol= is not for"),
     "no sample": ({"samples": 0}, "at least 1 sample, not 0"),

@@ -450,7 +450,7 @@ _EDGES = """
 
 @pytest.mark.parametrize("limit", [evidence.FLOAT64_LIMIT_BYTES, 1], ids=["float64", "none"])
 def test_indices_of_what_is_computed_start_from_the_first(limit: int) -> None:
-    """The edges of a graph network: of two nodes there are no others than 0 and 1."""
+    """The edges of a graph network: with two nodes only 0 and 1 are valid."""
     proto = onnx.parser.parse_model(_EDGES)
     numbers = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(numbers, "W"))
@@ -484,7 +484,7 @@ def test_rows_that_a_norm_is_hurt_by_are_samples_of_their_own() -> None:
     first, other = (single(body, "float[4, 8] x, float[8] g") for body in (norm, sums))
     assert verified(first, first, rows=True).rows == ("constant", "shifted", "zero")
     assert verified(first, first).rows == ()
-    assert verified(first, other, limit=20.0).passed  # beside N(0, 1) and N(10, 5)
+    assert verified(first, other, limit=20.0).passed  # in addition to N(0, 1) and N(10, 5)
     assert not verified(first, other, limit=20.0, rows=True).passed
 
 

@@ -66,7 +66,7 @@ def test_a_kernel_that_errs_does_so_in_both_models(seed: int) -> None:
     ("last", "defect", "output"),
     [
         ("Exp", {"shift": 15.7}, "y"),  # of 3e-8, where the runtime's kernel does not err by that
-        ("Sigmoid", {"tiny": 1.3e-7}, "z"),  # of 3e-8, beside a kernel that does
+        ("Sigmoid", {"tiny": 1.3e-7}, "z"),  # of 3e-8, next to a kernel that does
         ("Sigmoid", {"tiny": 1.0001e-7}, "z"),
         ("Sigmoid", {"shift": 14.0}, "y"),  # more than such a kernel errs
     ],

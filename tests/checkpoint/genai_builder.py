@@ -1,4 +1,4 @@
-"""A small Llama for the builder of ONNX Runtime GenAI, and how far what it builds is from float64.
+"""A small Llama for the builder of ONNX Runtime GenAI, and its error against float64.
 
 python genai_builder.py make FOLDER          a checkpoint of random weights, with a tokenizer
 python genai_builder.py error TRUTH BUILT    the error of what was built beside TRUTH in float64

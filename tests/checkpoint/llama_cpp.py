@@ -1,4 +1,4 @@
-"""A small Llama for llama.cpp's converter, and how far what llama.cpp computes is from float64.
+"""A small Llama for llama.cpp's converter, and llama.cpp's error against float64.
 
 python llama_cpp.py make FOLDER            a checkpoint of random weights, with a tokenizer
 python llama_cpp.py error FOLDER FILE      the error of a GGUF file beside FOLDER in float64
@@ -47,7 +47,7 @@ def make(folder: Path) -> None:
 
 
 def log_probabilities(path: Path, ids: list[int]) -> npt.NDArray[np.float64]:
-    """Return those of the next token, as llama.cpp computes them in float32 on one thread."""
+    """Return the log probabilities of the next token, by llama.cpp in float32 on one thread."""
     import xllamacpp
 
     given = xllamacpp.CommonParams()

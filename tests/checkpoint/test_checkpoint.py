@@ -53,7 +53,7 @@ def test_gamma_and_beta_move_and_are_rounded_once(tmp_path: Path, dtype: npt.DTy
     assert np.array_equal(wide(new[f"{NORM}.bias"]), np.zeros(WIDTH))
     assert result.folded[NORM] == (READER,)
     assert len(result.folded) == 4
-    assert result.left == {"gpt_neox.final_layer_norm": "'embed_out' has no bias to take beta"}
+    assert result.left == {"gpt_neox.final_layer_norm": "'embed_out' has no bias input for beta"}
 
 
 def test_what_writes_the_stream_is_centred(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_the_command_writes_and_tells(tmp_path: Path, command: Callable[..., Don
     assert done.returncode == 0, done.stderr
     assert f"{NORM}: into {READER}" in done.stdout
     assert "gpt_neox: 4 of 5 norms are weightless" in done.stdout
-    assert "left: gpt_neox.final_layer_norm: 'embed_out' has no bias to take beta" in done.stdout
+    assert "left: gpt_neox.final_layer_norm: 'embed_out' has no bias input for beta" in done.stdout
     document = json.loads(report.read_text())
     assert document["folded"][NORM] == [READER]
     assert document["bytes"] == sum(p.stat().st_size for p in (tmp_path / "out").iterdir())
@@ -321,7 +321,7 @@ def test_the_command_writes_and_tells(tmp_path: Path, command: Callable[..., Don
 def test_the_command_fails_in_one_line(tmp_path: Path, command: Callable[..., Done]) -> None:
     source = save(tmp_path / "in", neox())
     cases = {
-        (source,): (2, "say where to write"),
+        (source,): (2, "specify where to write"),
         (source, "-o", source): (2, "it exists"),
         (source, "--dry-run", "--to", "layer"): (2, "there is no form 'layer'"),
         (tmp_path / "none", "--dry-run"): (3, "it is not a folder"),

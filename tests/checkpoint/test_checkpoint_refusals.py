@@ -1,4 +1,4 @@
-"""Checkpoints that are refused: damaged, unknown, quantised, or written over something."""
+"""Checkpoints that are refused: damaged, unknown, quantized, or written over something."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _no_object(folder: Path) -> None:
 DAMAGED = {
     _missing_shard: r"model-00002-of-00002\.safetensors: this shard is missing",
     _misplaced: "which the index has there, is missing",
-    _outside: "is no name of a file",
+    _outside: "is not a file name",
     _cut: "cannot be read",
     _unknown: r"model_type 'gpt_neox_two' is not known; known are .*llama",
-    _quantised: r"quantised \(gptq\)",
+    _quantised: r"quantized \(gptq\)",
     _no_config: "there is no such file",
-    _no_object: "no JSON object",
+    _no_object: "does not contain a JSON object",
 }
 
 
@@ -106,7 +106,7 @@ def test_integers_stay_with_their_norm(tmp_path: Path) -> None:
     assert len(result.folded) == 3
     centring = fold_checkpoint(source, to="rms")
     assert not centring.folded
-    assert "is I8, which cannot be centred" in centring.left[NORM]
+    assert "is I8,which cannot be centered" in centring.left[NORM]
 
 
 GPTQ = {"qweight": (1, WIDTH), "qzeros": (1, 1), "scales": (1, WIDTH), "g_idx": (WIDTH,)}
@@ -136,7 +136,7 @@ def test_codes_with_scales_are_refused_by_module(
     source = save(tmp_path / "in", tensors, config)
     how = f"{method}: " if declared else ""
     for form in ("weightless", "rms"):
-        with pytest.raises(ModelError, match=rf"quantised \({how}'{READER}' has {named}\), which"):
+        with pytest.raises(ModelError, match=rf"quantized \({how}'{READER}' has {named}\), which"):
             fold_checkpoint(source, tmp_path / "out", to=form)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
@@ -150,5 +150,5 @@ def test_outputs_that_would_replace_something_are_refused(
     source = save(tmp_path / "in", neox())
     with pytest.raises(UsageError, match=message):
         fold_checkpoint(source, tmp_path / out)
-    with pytest.raises(ModelError, match="is no folder that can be written"):
+    with pytest.raises(ModelError, match="is not a writable folder"):
         fold_checkpoint(source, tmp_path / "no" / "new")

@@ -1,4 +1,4 @@
-"""The model builder of ONNX Runtime GenAI takes a checkpoint whose norms have no weights left."""
+"""The model builder of ONNX Runtime GenAI accepts a checkpoint with weightless norms."""
 
 from __future__ import annotations
 

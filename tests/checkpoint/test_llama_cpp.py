@@ -1,4 +1,4 @@
-"""llama.cpp takes a checkpoint whose norms have no weights left, and computes the same with it."""
+"""llama.cpp accepts a checkpoint with weightless norms, and computes the same with it."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def rms(values: torch.Tensor) -> float:
 
 
 def errors(model: torch.nn.Module, folder: Path) -> tuple[float, float]:
-    """The errors of a model and of the checkpoint made of it, both against the model in float64."""
+    """Return the errors of a model and of its folded checkpoint against the float64 model."""
     truth = exact(model)
     return rms(logits(model) - truth), rms(logits(loaded(folder)) - truth)
 

@@ -27,7 +27,7 @@ def test_optimize_writes_and_says_what_it_did(
     assert run(monkeypatch, "optimize", model, "-o", model.with_name("fast.onnx")) == 0
     said = capsys.readouterr().out
     assert "proved: 2 norms" in said
-    assert "note: 1 norm that could fold stays LayerNormalization" in said  # that of a table
+    assert "note: 1 norm that could fold stays LayerNormalization" in said  # the width of a table
     assert "checked: max error" in said
     assert model.with_name("fast.onnx").exists()
 
@@ -237,9 +237,9 @@ def test_reasons_are_tallied_and_norms_are_listed_on_demand(
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run") == 0
     said = capsys.readouterr().out
     assert "x affine_norm_output: " in said
-    assert "weights centred, or why not" not in said
+    assert "weights centered, or why not" not in said
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run", "-v") == 0
-    assert "weights centred, or why not" in capsys.readouterr().out
+    assert "weights centered, or why not" in capsys.readouterr().out
 
 
 def test_a_model_without_norms_says_so(

@@ -124,7 +124,7 @@ def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
         (("--to", "rms", "--shift", 1, "-o", "x"), "--shift is for --to layer"),
         (("--to", "rms", "--multiple-of", 8, "-o", "x"), "--multiple-of is for --to crms"),
         (("--to", "layer", "--change-readers", "-o", "x"), "--change-readers is for --to crms"),
-        (("--to", "rms"), "say where to write the result (-o OUT), or use --dry-run"),
+        (("--to", "rms"), "specify the output path with -o OUT, or use --dry-run"),
     ],
 )
 def test_bad_usage_exits_2_with_the_remedy(

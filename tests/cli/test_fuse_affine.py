@@ -24,7 +24,7 @@ def _moved(
 def test_what_moves_is_chosen(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The layers behind its norms have no bias."""
+    """The layers after its norms have no bias."""
     never = _moved(model, monkeypatch, capsys, "--fuse-affine", "never")
     assert never == _moved(model, monkeypatch, capsys, "--no-fuse-affine") == (0, 0)
     auto = _moved(model, monkeypatch, capsys)

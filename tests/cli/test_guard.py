@@ -18,7 +18,7 @@ from tests.builders import pre_norm_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a command is one process here")
 
-# The command line, with something else to do at the beginning of a stage.
+# The command line, with an action at the start of a stage.
 _PROGRAM = """
 import ctypes, os, signal, sys, time
 from onnxfold.cli import guard

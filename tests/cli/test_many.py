@@ -112,7 +112,7 @@ def test_what_is_not_ours_stays_and_the_others_are_written(
         (("zoo",), "'zoo' is a folder: name a folder for the results (--output-dir DIR)"),
         (("a.onnx", "b.onnx", "c.onnx"), "3 paths are given: name a folder for the results"),
         (("c.onnx", "--output-dir", "out", "-o", "o.onnx"), "leave one out"),
-        (("zoo", "--output-dir", "zoo"), "it holds no .onnx file"),
+        (("zoo", "--output-dir", "zoo"), "it contains no .onnx file"),
         (("c.onnx", "--output-dir", "."), "'c.onnx' is a model; name a folder of its own"),
         (("c.onnx", "--output-dir", "c.onnx"), "c.onnx: it is a file; name a folder"),
         (("c.onnx", "x/c.onnx", "--output-dir", "out"), "would both be written to 'out/c.onnx'"),
@@ -121,7 +121,7 @@ def test_what_is_not_ours_stays_and_the_others_are_written(
         (("c.onnx", "--output-dir", "out", "--ray", "local", "--jobs", "2"), "leave one out"),
         (("c.onnx", "-o", "o.onnx", "--ray", "local"), "--ray is for several models"),
         (("c.onnx", "--output-dir", "out", "--jobs", "100000"), "--jobs must be"),
-        (("empty", "--output-dir", "out"), "empty: it holds no .onnx file"),
+        (("empty", "--output-dir", "out"), "empty: it contains no .onnx file"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_nothing_is_written(

@@ -42,7 +42,7 @@ def said(
 
 
 def parts(lines: Sequence[str]) -> set[str]:
-    """All that stands between spaces or the marks that part a name."""
+    """Return all parts between spaces or the separators of a name."""
     return {part for line in lines for part in re.split(r"[\s/._:,;()'\"]+", line)}
 
 
@@ -75,7 +75,7 @@ def test_no_word_is_cut_at_80_columns(
     assert all(len(line) <= 80 for line in narrow if not line.startswith(("wrote ", "next: ")))
     monkeypatch.setenv("COLUMNS", "5000")
     whole = parts(said(words, monkeypatch, capsys))
-    # Where there is no room reasons are told by code.
+    # Without enough room, reasons are listed by code.
     for part in parts([line for line in narrow if not line.startswith("also: ")]):
         if "…" in part:
             assert not verbose

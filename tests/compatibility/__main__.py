@@ -2,9 +2,9 @@
 
     python -m tests.compatibility [SUBJECT ...] [--opsets 18 23] [--untimed]
 
-Rows are kept in benchmarks/results/compatibility.csv as soon as a subject is done; those of the
-same subject, architecture and opset are replaced.  The exit code is 1 where a subject that takes
-the original does not take the file of the default target.
+Rows are kept in benchmarks/results/compatibility.csv as soon as a subject is done; rows of the same
+subject, architecture and opset are replaced. The exit code is 1 if a subject accepts an original
+but not the file of the default target.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def run(
 
 
 class _Files:
-    """The files of each export: the original, and what onnxfold makes of it for each target."""
+    """The files of each export: the original, and onnxfold's file for each target."""
 
     def __init__(self, targets: Sequence[str], folder: Path) -> None:
         self.folder = folder
@@ -138,7 +138,7 @@ class _Files:
 
 def _optimized(export: Export, target: str, path: Path) -> Path | Cell:
     try:
-        # The outputs are compared with the truth, so nothing else has to.
+        # The outputs are compared with the truth, so no other check is needed.
         onnxfold.optimize(export.path, path, target=target, check=None)
     except onnxfold.OnnxfoldError as error:
         return Cell("not made", text=str(error)[:_TEXT])

@@ -28,7 +28,7 @@ _COLUMNS: Final = [field.name for field in fields(Row)]
 
 
 def kept(path: Path = RESULTS) -> list[Row]:
-    """Return the rows of the last runs; none where there was no run."""
+    """Return the rows of the last runs, or none."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:

@@ -167,7 +167,7 @@ TOOLS: Final = (
 )
 SUBJECTS: Final = {subject.name: subject for subject in (*RUNTIMES, *TOOLS)}
 
-# What was looked at and is no part of the matrix.
+# Candidates that are not part of the matrix, with the reason.
 UNTRIED: Final = {
     "TensorRT": "its libraries are in no package of PyPI",
     "MNN, the same file again": "version 3.6.1 makes of BERT and GPT-2 by TorchScript, opset 17, a "

@@ -1,8 +1,8 @@
-"""What other tools make of our files: as many norms stay one operator of a session as before.
+"""Other tools after onnxfold: as many norms stay one operator of a session as before.
 
-Small graphs, with rows of zeros, of constants and of 1e3 in every input, before and after each
-tool that is quick.  Behind the tool, the session of our file has as many norms as that of the
-original, and its outputs are as near to those of the original without the tool.
+Small graphs, with rows of zeros, of constants and of 1e3 in every input, before and after each tool
+that is quick. After the tool, the session of our file has as many norms as the original's, and its
+outputs are as near to the original's without the tool.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def distance(output: Any, truth: Any) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A graph and what is made of it, its inputs, and its output in float64."""
+    """A graph and its folded form, its inputs, and its output in float64."""
 
     original: onnx.ModelProto
     ours: onnx.ModelProto
@@ -274,7 +274,7 @@ def test_norms_that_were_not_trained_stay_one_operator(tool: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", ["pre-LN", "epsilon of ViT and BERT", "a table", "two tables"])
 def test_static_quantisation_takes_the_norms_of_target_ort(name: str, tmp_path: Path) -> None:
-    """Of a norm that is spelled out it quantises every operator (docs/pipeline.md)."""
+    """Of a norm that is spelled out it quantizes every operator (docs/pipeline.md)."""
     original = graph(name, 18)
     given = feeds(original)
     ours = onnxfold.optimize(original, target="ort", check=0)

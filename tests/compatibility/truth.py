@@ -34,7 +34,7 @@ def relative_error(outputs: Iterable[Array], true: Iterable[Array]) -> float:
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which float64 stands wherever float32 or float16 stood."""
+    """Return a copy with float64 instead of float32 or float16."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     assert not wide.functions, "an exporter's model has no functions"

@@ -28,8 +28,7 @@ def answers(
 ) -> list[Job]:
     """Return the answer to each job; a job that ends the worker is answered with how it ended.
 
-    The worker is started anew for the jobs behind one that ended it, or that took more than
-    `limit_s`.
+    The worker is restarted for the jobs after one that ended it, or that took more than `limit_s`.
     """
     found: list[Job] = []
     while len(found) < len(jobs):

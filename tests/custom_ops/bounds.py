@@ -1,4 +1,4 @@
-"""How far outputs of the kernels may be from float64; the assertion that they are no farther."""
+"""How far outputs of the kernels may be from float64; the assertion of these bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bound(name: str, inputs: Mapping[str, Array], y: Float64, norm: Float64, axe
     """How far Y may be from float64: float32 arithmetic, then one rounding to the tensor type.
 
     2e-6 of the value covers the rounding of up to 16384 terms, the root and the products; what a
-    centred value loses is absolute, 5e-6 of a deviation (kernels notes, section 5). A mean alone is
+    centered value loses is absolute, 5e-6 of a deviation (kernels notes, section 5). A mean is
     good to 2e-6 of the largest element.
     """
     dtype = ir.DataType.from_numpy(inputs["X"].dtype)
@@ -82,8 +82,8 @@ def allowed(
 ) -> dict[str, tuple[Float64, Float64]]:
     """Each output in float64, and how far a kernel's may be from it.
 
-    ``got`` are the outputs of the kernel: what is computed of an output that is rounded, a Sum or a
-    Y_scale, is then that of the rounded one.
+    ``got`` are the outputs of the kernel: bounds of values computed from a rounded output, a Sum or
+    a Y_scale, then refer to the rounded one.
     """
     signature, given = SIGNATURES[name], got or {}
     dtype = ir.DataType.from_numpy(inputs["X"].dtype)
@@ -111,7 +111,7 @@ def allowed(
 
 
 def _error_of_sum(inputs: Mapping[str, Array]) -> Float64:
-    """None without a product, which may be rounded by itself or not."""
+    """None without a product, which may be rounded separately or not."""
     exact = rounded_sum(inputs).astype(np.float64)
     if "row_scale" not in inputs:
         return np.zeros_like(exact)

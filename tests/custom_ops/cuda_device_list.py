@@ -1,4 +1,4 @@
-"""What a GPU can show and an emulation cannot: ON_DEVICE_ALONE, beside CHECKS of cuda_list.py.
+"""Checks for a GPU and not an emulation: ON_DEVICE_ALONE, in addition to CHECKS of cuda_list.py.
 
 A check that the machine has no room or software for raises NotHereError.
 """

@@ -58,7 +58,7 @@ class Plan(ctypes.Structure):
 
 
 class Memory(Protocol):
-    """Buffers of an exact size that begin `offset` bytes beside a multiple of 256."""
+    """Buffers of an exact size that start `offset` bytes after a multiple of 256."""
 
     def allocate(self, content: bytes, offset: int) -> Any: ...
     def address(self, buffer: Any) -> int: ...
@@ -187,9 +187,9 @@ class Kernels:
     ) -> list[Array]:
         """The outputs of one call over the last axis of X: [rows, n].
 
-        The offsets put tensors, and scale, bias and linear_bias, beside multiples of 256 bytes, by
-        whole elements: those of rows are float32 whatever the type of X.
-        in_place: where outputs go, "x": Y to X (Sum to residual); "r": the other way round.
+        The offsets put tensors, and scale, bias and linear_bias, whole elements off multiples of
+        256 bytes: tensors of rows are float32 for any type of X. in_place: where outputs go, "x": Y
+        to X (Sum to residual); "r": the other way round.
         """
         signature = SIGNATURES[name]
         x = inputs["X"]

@@ -29,7 +29,7 @@ FULLEST = (
     *("RMSNormAffine", "LayerNormAffine", "Center", "CRMSNormAffine", "CRMSNormFullAffine"),
     *("AddBiasRMSNormAffineWithSum", "AddBiasLayerNormAffineWithSum"),
 )
-# And those of the extended kernels.
+# These include the extended kernels.
 EXTENDED = (
     *("AddBiasScaledRMSNormAffineWithSum", "AddBiasScaledRowScaleWithSum"),
     *("RMSNormRowEpsilonAffine", "ScaleRowsBiasGelu", "LayerNormAffineQuantize"),
@@ -46,7 +46,7 @@ def row_boundaries(dtype: ir.DataType) -> Iterator[int]:
     width = 16 // NUMPY_TYPES[dtype].itemsize
     for vectors in ROW_VECTORS:
         last = vectors * width
-        # The longest shifted row of so many vectors, its neighbour, and the aligned ones.
+        # The longest shifted row of so many vectors, its neighbor, and the aligned ones.
         yield from (last - 2 * width + 2 + width - 1, last - width + 2, last, last + width)
 
 
@@ -280,7 +280,7 @@ def squares_about_zero_may_overflow(kernels: Kernels, thorough: bool) -> None:
                 inputs = random_inputs(name, (5, n), dtype, seed=n)
                 spread = 1.5e19 * (1 + 1e-3 * inputs["X"].astype(np.float64))
                 inputs["X"] = spread.astype(NUMPY_TYPES[dtype])
-                inputs["X"][2] = inputs["X"][1] / 1.5e19  # a row as most are, beside them
+                inputs["X"][2] = inputs["X"][1] / 1.5e19  # a typical row, next to them
                 for multiprocessors in (FEW_SMS, MANY_SMS):
                     assert_right(kernels, name, inputs, multiprocessors=multiprocessors)
 

@@ -22,7 +22,8 @@ SOURCES = (
     *(HERE / "fake_cuda.cpp", OPS / "cuda" / "plan.cpp", OPS / "cuda" / "launch.cpp"),
     *(OPS / "ort" / f"{part}.cpp" for part in ("table", "check", "kernel", "bind")),
 )
-# Unoptimised: compiling takes longer than running. The warnings are those of the library's build.
+# Unoptimized: compiling takes longer than running. The warnings are the same as in the library's
+# build.
 FLAGS = (
     *("-std=c++17", "-O0", "-fPIC", "-Wall", "-Wextra", "-Wpedantic", "-Werror"),
     *("-DONNXFOLD_CUDA", '-DONNXFOLD_ARCHITECTURES="75 90 ptx 80"'),

@@ -1,4 +1,4 @@
-"""The CUDA kernels' arithmetic, indexing and launch decisions, where there is no GPU."""
+"""The CUDA kernels' arithmetic, indexing and launch decisions, without a GPU."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_a_failure_is_told_once_and_leaves_the_device_as_it_was(
     assert devices.fake_cuda_error() == 0
 
 
-# On each of three devices, for each type of X and, where an op quantises, of its codes.
+# On each of three devices, for each type of X and, where an op quantizes, of its codes.
 CALLS = sum(3 * 3 * (3 if signature.quantized else 1) for signature in SIGNATURES.values())
 REGISTER = "import sys; from tests.custom_ops.fake_runtime import Runtime; " + (
     "print(len(Runtime(*sys.argv[1:2], *map(int, sys.argv[2:])).ops))"

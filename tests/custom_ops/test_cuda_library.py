@@ -1,4 +1,4 @@
-"""The library with CUDA kernels on a machine that may have no CUDA at all."""
+"""The library with CUDA kernels on a machine that may lack CUDA entirely."""
 
 from __future__ import annotations
 

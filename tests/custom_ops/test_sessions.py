@@ -70,7 +70,7 @@ def test_the_kernel_takes_the_place_of_the_body(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["RMSNorm", "AddLayerNormWithSum", "CRMSNormFull"])
 def test_a_free_dimension_without_a_name_is_not_minus_one(name: str) -> None:
-    """Exporters split heads by a shape of which some elements are unknown, and some computed."""
+    """Exporters split heads by a shape with unknown and computed elements."""
     model = call_model(name, (2, None, 24), FLOAT)
     del model.graph.output[:]
     model.graph.node.extend(
@@ -166,7 +166,7 @@ def test_a_term_that_is_read_again_is_not_overwritten() -> None:
     out = session(graph_model(nodes, ["x"], ["out"])).run(None, {"x": x})[0]
     a = (x * x).astype(np.float64)
     unit = a / np.sqrt(np.mean(a * a, axis=-1, keepdims=True) + 1e-5)
-    # RMS of 2a is that of a but for epsilon, a part in 1e5 of these rows' mean square.
+    # RMS of 2a is the RMS of a except for epsilon, 1e-5 of these rows' mean square.
     np.testing.assert_allclose(out, 2 * unit + a, rtol=2e-5)
 
 
@@ -327,7 +327,7 @@ def test_crms_norm_is_the_rms_norm_of_the_completed_row() -> None:
 
 
 def test_float16_neighbours_may_be_computed_in_float32() -> None:
-    # ONNX Runtime has no float16 Add on the CPU: it casts around it and may move our node too.
+    # ONNX Runtime lacks a float16 Add on the CPU: it casts around it and may move our node too.
     model = call_model("AddRMSNormScaleWithSum", ("rows", 24), ir.DataType.FLOAT16)
     model.graph.node.append(helper.make_node("Add", ["Y", "Sum"], ["out"]))
     del model.graph.output[:]

@@ -48,7 +48,7 @@ def differences(printed: str) -> list[float]:
 def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment of its own: optimum-onnx 0.1.0 needs transformers below 4.58.
 
-    What the environment of the tests has already, such as torch, is found behind its own packages.
+    Packages of the tests' environment, such as torch, are found after its own.
     """
     folder = tmp_path_factory.mktemp("examples") / "venv"
     venv.create(folder, with_pip=True)

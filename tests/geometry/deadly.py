@@ -72,7 +72,7 @@ class Noting:
         return self.inner.batches(shard)
 
     def begun(self) -> dict[str, dict[str, int]]:
-        """Return the shards that each node has begun behind the first, with the process."""
+        """Return the shards that each node has started after the first, with the process."""
         found: dict[str, dict[str, int]] = {}
         for node, shard, process in (path.name.split() for path in self.notes.glob("* *")):
             if int(shard):

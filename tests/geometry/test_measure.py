@@ -327,7 +327,7 @@ def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer
     with pytest.raises(UsageError, match="give tokenizer=FILE"):
         onnxfold.measure(_text_model(), alone)
     file = alone.rename(file)
-    with pytest.raises(DataError, match=r"bad\.jsonl: no tokenizer"):
+    with pytest.raises(DataError, match=r"bad\.jsonl: not a tokenizer"):
         onnxfold.measure(_text_model(), file, tokenizer=file)
 
 
@@ -404,7 +404,7 @@ def test_the_command_says_loudly_that_inputs_are_made_up(tmp_path: Path) -> None
     onnx.save(chain_model(), tmp_path / "m.onnx")
     done = CliRunner().invoke(app, ["measure", str(tmp_path / "m.onnx"), "--rows", "4"])
     assert done.exit_code == 0
-    assert "MADE UP" in done.stderr
+    assert "SYNTHETIC" in done.stderr
 
 
 def test_a_missing_library_is_told_before_the_work(

@@ -38,7 +38,7 @@ def test_moments_extremes_and_quantiles_agree_with_numpy(quantity: str) -> None:
     centre = 90.0 if quantity == "angle_uniform" else 0.0
     for share, quantile in found["quantiles"].items():
         exact = np.quantile(values, float(share), method="lower")
-        # The law of the sketch: 0.5 percent of the distance from the centre.
+        # The law of the sketch: 0.5 percent of the distance from the center.
         assert abs(quantile - exact) <= 0.0050001 * abs(exact - centre)
 
 

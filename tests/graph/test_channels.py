@@ -1,4 +1,4 @@
-"""Where the elements of a vector stand in a tensor."""
+"""Positions of a vector's elements in a tensor."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_a_quotient_times_the_divisor_is_the_dividend(other: Extent) -> None:
         if quotient is not None:
             assert quotient * other == whole
         if other.factor <= 0:
-            assert quotient is None  # which may be no size
+            assert quotient is None  # it may not be a size
     for part in PRODUCTS:
         assert (part * other) // other == (part if other.factor > 0 else None)
 

@@ -1,4 +1,4 @@
-"""What edits keep: names, notes at nodes, and everything that something else still reads."""
+"""What edits keep: names, notes at nodes, and everything with further readers."""
 
 from __future__ import annotations
 

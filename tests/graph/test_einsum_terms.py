@@ -1,4 +1,4 @@
-"""The labels of the axes of an Einsum, those of an ellipsis too."""
+"""The labels of the axes of an Einsum, including an ellipsis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equality of numbers and attributes: NaN is the same as NaN, and nothing else is."""
+"""Equality of numbers and attributes: NaN equals only NaN."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _cut(rng: random.Random, dim: Dim) -> list[Dim]:
 
 
 def _joined(rng: random.Random, parts: list[Dim]) -> Shape:
-    """Multiply neighbours together at random, and put ones between."""
+    """Multiply neighbors together at random, and put ones between."""
     groups: list[list[Dim]] = []
     for part in parts:
         if groups and rng.random() < 0.4:
@@ -162,7 +162,7 @@ def test_symbolic_reshapes_of_real_models_are_followed() -> None:
     assert follow_reshape(whole(stream, 2), stream, flat) == whole(flat, 1)
     assert follow_reshape(whole(flat, 1), flat, stream) == whole(stream, 2)
     assert follow_reshape(whole(heads, 3), heads, stream) == Fiber((AxisBlock(2, 1, 64, 12),))
-    # The columns of another factorisation of the rows are not the same elements.
+    # The columns of another factorization of the rows are not the same elements.
     assert follow_reshape(whole(stream, 2), stream, ("B", 768, "T")) is None
     assert follow_reshape(whole(stream, 2), stream, (None, 768)) == whole((None, 768), 1)
     assert follow_reshape(whole(("B", 7, "T"), 1), ("B", 7, "T"), ("B", "T", 7)) is None
@@ -175,7 +175,7 @@ def test_a_block_is_found_by_what_stands_left_of_it_where_the_right_is_open() ->
     assert follow_reshape(rows, source, parts) == apart
     assert follow_reshape(apart, parts, source) == rows
     assert follow_reshape(Fiber(apart.blocks[:1]), parts, source) == Fiber((AxisBlock(1, 4, 3, 1),))
-    assert follow_reshape(rows, source, ("B", "T")) is None  # which may go on behind the block
+    assert follow_reshape(rows, source, ("B", "T")) is None  # it may continue after the block
     assert follow_reshape(rows, (None, 12, None), (None, 12, None)) is None
 
 
@@ -216,7 +216,7 @@ def test_covers_says_that_every_set_lies_in_a_set(rng: random.Random) -> None:
     shape = _shape(rng)
     large, small = _fiber(rng, shape), _fiber(rng, shape)
     nested = _is_nested(shape, small, large)
-    # A run of digits that spans two blocks of the other fiber is not recognised: no for yes only.
+    # A run of digits that spans two blocks of the other fiber is not recognized: no for yes only.
     if large.covers(small):
         assert nested
     if len(large.blocks) == len({block.axis for block in large.blocks}):

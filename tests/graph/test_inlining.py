@@ -1,4 +1,4 @@
-"""What a body is inlined as has names that no body behind its call has, or no runtime takes it."""
+"""An inlined body gets names that differ from later bodies', as runtimes require."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_nodes_and_values_have_their_names_and_a_number_where_those_are_taken() 
     assert [node.name for node in inlined] == [
         *("first", "node", "first_2", "node_2", "first_3", "node_3")
     ]
-    # v4 is what the branches behind the calls have.
+    # The branches after the calls contain v4.
     sums = [node.outputs[0].name for node in inlined if node.op_type == "Add"]
     assert sums == ["v4_2", "v4_3", "v4_4"]

@@ -1,7 +1,7 @@
 """Mutants by number, in processes that may crash, hang or run out of memory without harm.
 
-A worker is forked from a process that has imported everything and run nothing; it takes mutants in
-order until it dies or has done its share, and the next one goes on behind the one that killed it.
+A worker is forked from a process that has imported everything and run nothing; it runs mutants in
+order until it dies or has done its share, and the next worker continues after the fatal one.
 """
 
 from __future__ import annotations

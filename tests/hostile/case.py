@@ -1,8 +1,8 @@
 """One hostile file through the command line, in this process, and what that broke of its promises.
 
 Promises: exit code 0, 1, 2 or 3; on failure one printable line on standard error and no output; on
-success nothing on standard error and a model that can be read; the input as it was and nothing
-else left in the folder, either way.
+success nothing on standard error and a model that can be read; in either case, the input is
+unchanged and the folder contains nothing more.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return  # then the peak is that of the process so far
+        return  # then the peak is the process's so far
 
 
 def _resident_mb(field: str) -> float:

@@ -31,7 +31,7 @@ _LOCATIONS = (
 
 
 def externalise(model: onnx.ModelProto, rng: random.Random, made: Mutant) -> None:
-    """Move raw data to one or two files, then perhaps say something else about it."""
+    """Move raw data to one or two files, then perhaps corrupt its description."""
     data = {"w0.data": bytearray(), "w1.data": bytearray()}
     links: list[TensorProto] = []
     for tensor in tensors_of(model):

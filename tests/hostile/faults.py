@@ -85,7 +85,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """code: None where the process was killed; reached: whether its step came."""
+    """code: None if the process was killed; reached: whether its step came."""
 
     code: int | None
     said: str
@@ -191,7 +191,7 @@ def change(what: str, path: Path) -> None:
 
 
 def whole(path: Path) -> bytes | None:
-    """A model with its data, wherever that lies; None: there is no such model."""
+    """A model with its data, wherever that lies; None: no valid model."""
     if not path.exists():
         return None
     return onnx.load(path).SerializeToString(deterministic=True)
@@ -202,8 +202,8 @@ def broken(
 ) -> str | None:
     """Which promise a run broke: `before` or one of `results` is under the name, whole.
 
-    A run that ended by itself leaves nothing else, says one line when it failed, and has written
-    when it did not.
+    A run that ended by itself leaves no other files, prints one line if it failed, and has written
+    if it did not.
     """
     here = whole(output)
     if ended.code is None:
@@ -253,7 +253,7 @@ def two_at_once(
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A new disk of half a megabyte in an empty folder; None where none can be mounted."""
+    """A new disk of half a megabyte in an empty folder; None if none can be mounted."""
     mount = [MOUNT, "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
     try:
         allowed = subprocess.run(mount, capture_output=True, check=False).returncode == 0

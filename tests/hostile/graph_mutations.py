@@ -41,7 +41,7 @@ def chain(model: onnx.ModelProto, rng: random.Random) -> None:
     """Thousands of operators in a row, from a constant or an activation."""
     node = a_node(model, rng)
     at = rng.randrange(len(node.input))
-    # Long ones take as long as all else together, so there are few.
+    # Long ones take as long as all others together, so they are few.
     previous, length = node.input[at], rng.choice((50, 50, 50, 50, 50, 400, 400, 1500))
     op_type = rng.choice(("Identity", "Neg", "Add", "Transpose", "Sqrt"))
     for step in range(length):
@@ -121,7 +121,7 @@ def call_functions(model: onnx.ModelProto, rng: random.Random) -> None:
     model.graph.node.insert(
         0, onnx.helper.make_node("f0", [node.input[at]], ["called"], domain="deep")
     )
-    # The insertion moved the nodes, so the reader is found again by what it reads.
+    # The insertion moved the nodes, so the reader is found again by its input.
     for reader in model.graph.node[1:]:
         for index, name in enumerate(reader.input):
             if name == model.graph.node[0].input[0]:

@@ -1,7 +1,7 @@
 """Mutants of models: bytes that were hit, messages that no exporter writes, wild data files.
 
-A mutant is a set of files: what lies in the folder from which a model is read.  Mutations of
-messages go deep, where those of bytes are refused by the parser; several are applied in a row.
+A mutant is a set of files: what lies in the folder from which a model is read. Mutations of
+messages go deep, while the parser refuses most mutations of bytes; several are applied in a row.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _WITH_BODIES = {"Constant", "If", "Loop", "Scan", "SequenceMap"}
 OPERATORS = sorted(
     {s.name for s in onnx.defs.get_all_schemas() if not s.domain and s.max_input} - _WITH_BODIES
 )
-# Of these onnx has no schemas, so that nothing says how many operands they have.
+# onnx lacks schemas of these, so the number of operands is unknown.
 CONTRIB = (
     "Attention BiasGelu BiasSoftmax DequantizeLinear DynamicQuantizeMatMul EmbedLayerNormalization "
     "FusedConv FusedGemm FusedMatMul GroupNorm GroupQueryAttention LayerNormalization "
@@ -53,7 +53,7 @@ def _model(
     attributes: dict[str, Any],
     constant: npt.NDArray[np.int64] | None,
 ) -> onnx.ModelProto:
-    """The operator, its last operand maybe a constant, before a norm and a linear layer."""
+    """The operator, its last operand possibly constant, before a norm and a linear layer."""
     (domain, op_type, outputs), (rank, declared) = operator, ranks
     names = [f"x{number}" for number in range(count)]
     inputs = [

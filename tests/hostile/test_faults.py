@@ -47,7 +47,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def large_model() -> onnx.ModelProto:
-    """A model with a weight of a megabyte beside what folds."""
+    """A model with a foldable part and a weight of a megabyte."""
     model = layer_norm_model()
     model.graph.initializer.append(weight("large", 512, 512))
     model.graph.node.append(onnx.helper.make_node("ReduceMax", ["large"], ["z"]))

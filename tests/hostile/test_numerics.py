@@ -58,7 +58,7 @@ def test_inf_and_nan_behind_the_mean_do_not_hinder_the_fold(
 
 @pytest.mark.parametrize("number", ["g", "b"])
 def test_nan_in_what_a_norm_keeps_is_kept_and_proved(number: str) -> None:
-    """A norm of many nodes, of which the numbers that stay are compared one by one."""
+    """A norm of many nodes, whose remaining numbers are compared one by one."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         agraph (float[N,3,4] x) => (float[N,3,4] y)
         <float two = {2}>

@@ -91,7 +91,7 @@ def _renamed(folder: Path) -> Path:
 
 BAD = {
     "missing": (lambda f: f / "none.npz", "there is no data at"),
-    "empty folder": (_empty_folder, "holds no data"),
+    "empty folder": (_empty_folder, "contains no data"),
     "nan": (_nan, "row 7 has NaN in input 'x'"),
     "other name": (lambda f: saved(f, z=ROWS), "nothing for input 'x'"),
     "other width": (lambda f: saved(f, x=ROWS[:, :3]), r"input 'x' is \[\?|input 'x' is \[N, 4\]"),

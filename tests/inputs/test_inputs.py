@@ -83,7 +83,7 @@ def test_files_that_do_not_suit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         InputSpec.parse([f"x:{tmp_path / 'none.npy'}"])
     (tmp_path / "bad.npy").write_bytes(b"not an array")
-    with pytest.raises(DataError, match="holds no array for 'x'"):
+    with pytest.raises(DataError, match="has no array for 'x'"):
         made(model, InputSpec.parse([f"x:{tmp_path / 'bad.npy'}"]))
     np.save(tmp_path / "i.npy", np.ones(2))
     with pytest.raises(UsageError, match="input 'i' is int64, the file has float64"):
@@ -378,7 +378,7 @@ def test_a_vector_beside_batches_has_a_number_for_each() -> None:
 
 
 def test_tokens_that_come_as_floats_stay_inside_their_table() -> None:
-    """As of Keras, whose Embedding casts what it is given."""
+    """As in Keras, whose Embedding casts its input."""
     rows = ", ".join(["1"] * 21)
     body = "i = Cast <to = 6> (tokens)  y = Gather (table, i)"
     model = parsed("float[b, 9] tokens", body, f"<float[7, 3] table = {{{rows}}}>")

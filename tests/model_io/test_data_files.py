@@ -235,7 +235,7 @@ def test_weights_in_the_model_itself_cannot_be_shared(tmp_path: Path) -> None:
 
 
 def test_data_behind_a_symbolic_link_is_not_shared(tmp_path: Path) -> None:
-    """A cache keeps links beside each other that lead into its folder of blobs."""
+    """A cache has links in one folder that lead into its folder of blobs."""
     for folder in ("blobs", "snapshot"):
         (tmp_path / folder).mkdir()
     save(rich_model(), tmp_path / "blobs" / "in.onnx", "in.data")

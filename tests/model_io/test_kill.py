@@ -92,7 +92,7 @@ def test_a_kill_before_any_step_leaves_the_old_pair_or_the_new_one(
         if case != "in place":
             assert contents(folder / "in.onnx") == old
         outcomes.append(read == new)
-        # What is left does not stand in the way of the next run.
+        # Leftovers do not block the next run.
         edit(folder / "in.onnx", destination, lambda *_: None)
         assert contents(destination) == new
         shutil.rmtree(folder)

@@ -267,7 +267,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "impossible": (first_weight(lambda t: t.dims.extend([2**31] * 3)), "impossible shape"),
     "many dimensions": (first_weight(lambda t: t.dims.extend([1] * 70)), "impossible shape"),
     "no data": (first_weight(lambda t: t.ClearField("raw_data")), "needs 4 values and has 0"),
-    "raw text": (first_weight(lambda t: setattr(t, "data_type", 8)), "holds strings as raw data"),
+    "raw text": (first_weight(lambda t: setattr(t, "data_type", 8)), "stores strings as raw data"),
     "external text": (first_weight(external_text), "cannot be external"),
     "segments": (first_weight(lambda t: t.segment.SetInParent()), "stored in segments"),
 }

@@ -83,7 +83,7 @@ def test_memory_is_that_of_a_few_tensors(
     assert peak_mib < tensors * TENSOR_MIB + 8
 
 
-# Prints how far the resident memory rose, in MiB, while every weight was centred and saved.
+# Prints how far the resident memory rose, in MiB, while every weight was centered and saved.
 CENTRED = """
 import pathlib, sys
 from onnxfold import model_io

@@ -135,7 +135,7 @@ def test_the_input_is_replaced_only_by_force_and_then_whole(
     source = save(rich_model(200), tmp_path / "in.onnx", *data)
     expected = run(source, 200)
     before = listing(tmp_path), contents(source)
-    with pytest.raises(UsageError, match="it is the input; give another output, or force=True"):
+    with pytest.raises(UsageError, match="it is the input; choose another output, or force=True"):
         model_io.stage(model_io.load(source), source, source=source)
     assert (listing(tmp_path), contents(source)) == before
     model = model_io.load(source)
@@ -146,7 +146,7 @@ def test_the_input_is_replaced_only_by_force_and_then_whole(
     kept = W1.numpy()
     model.graph.initializers["b"].const_value = ir.tensor(np.zeros(200, np.float32))
     result = publish(model, source, source)
-    # Data under other names than ours was written by something else.
+    # Data under other names than ours was written by another program.
     ours = (path.name for path in (result.model, result.data) if path)
     assert listing(tmp_path) == sorted({*ours, *(name for name in data if len(name) == 1)})
     assert contents(source)["b"] == bytes(800)
@@ -176,7 +176,7 @@ def test_the_data_of_the_input_is_never_an_output(tmp_path: Path) -> None:
     source = save(rich_model(), tmp_path / "in.onnx", "in.0", "in.1")
     for name in ("in.0", "in.1"):
         for force in (False, True):
-            with pytest.raises(UsageError, match="holds the weights of the input"):
+            with pytest.raises(UsageError, match="contains the weights of the input"):
                 model_io.stage(model_io.load(source), tmp_path / name, source=source, force=force)
 
 

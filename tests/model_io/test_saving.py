@@ -69,7 +69,7 @@ def test_texts_and_structure_are_kept_on_all_levels(tmp_path: Path, external: bo
     result = written(model_io.load(source), tmp_path / "out.onnx", external_data=external)
     after = onnx.load(result.model)
     # onnx-ir sorts metadata and writes the type of every initializer, and onnx writes where data
-    # was; nothing else may differ.
+    # was; no other difference is allowed.
     for model in (proto, after):
         entries = sorted(model.metadata_props, key=lambda entry: entry.key)
         model.ClearField("metadata_props")

@@ -1,6 +1,6 @@
-"""What real exporters write: the fixtures, made by the scripts beside them.
+"""Output of real exporters: the fixtures, made by the scripts in the same folder.
 
-Each row says what one source module must yield, whatever the exporter and the opset.
+Each row lists the expected result for one source module, for any exporter and opset.
 """
 
 from __future__ import annotations

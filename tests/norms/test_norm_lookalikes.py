@@ -121,7 +121,7 @@ def test_dropped_leading_axes_broadcast_rightly():
 
 
 def test_the_false_friend_of_jax2onnx_0_3_is_no_norm():
-    """Statistics over all axes, and a numerator that is not centred."""
+    """Statistics over all axes, and a numerator that is not centered."""
     body = CONSTANTS + "u = ReduceMean(x)\nd = Sub(x, u)\nq = Mul(d, d)\nv = ReduceMean(q)\n"
     assert (
         sites_of(model(body + "ve = Add(v, e)\ns = Sqrt(ve)\ny = Div(x, s)", "float[4,3,8] x"))

@@ -1,7 +1,7 @@
-"""Soundness: whatever is recognised in a damaged norm computes what the site says.
+"""Soundness: a norm recognized in a damaged graph computes what the site describes.
 
 A random spelling in float64 has one operand exchanged for another value, or one constant changed.
-Most results are no norm at all; where a site is found it must replay.
+Most results are not norms; where a site is found it must replay.
 """
 
 from __future__ import annotations

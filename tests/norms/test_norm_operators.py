@@ -279,7 +279,7 @@ def test_a_norm_of_unknown_size_names_the_operator_that_hides_it(
     )
     (site,) = onnxfold.inspect(proto)["norms"]
     assert site["reason"]["code"] == "dynamic_fiber"
-    told = f"is not known: nothing tells the shape of what {cause} computes"
+    told = f"is not known: nothing determines the shape of the result of {cause} computes"
     assert site["reason"]["sentence"].endswith(told)
 
 
@@ -287,7 +287,7 @@ def test_a_size_that_the_input_leaves_open_blames_no_operator() -> None:
     body = "h = Neg (x)  y = LayerNormalization (h, g)"
     site = only_site(model(body, "float[2,D] x, float[K] g"))
     assert site.refusal is not None
-    assert site.refusal.sentence == "the size of a normalised axis is not known"
+    assert site.refusal.sentence == "the size of a normalized axis is not known"
 
 
 _MEAN = "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m)"

@@ -24,7 +24,7 @@ _NORMS = {
     "post-LN": "s = Add(x, u) n = LayerNormalization<axis=-1>(s, gamma)",
     "with a residual": "n = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(x, u, gamma, gamma)",
 }
-# Named as the operators that passes look for behind a norm, or in front of it.
+# Named like the operators that passes expect after or before a norm.
 _VENDORS = "Add Cast Concat Gather MatMul Mul Neg ReduceMean Reshape Slice Softmax Sub Transpose"
 _NUMBERS = ",".join(map(str, range(32)))
 _SOURCES = {

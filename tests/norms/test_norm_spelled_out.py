@@ -292,7 +292,7 @@ def test_a_mean_that_a_constant_chooses_for_some_rows_is_none(condition, kinds):
 
 @pytest.mark.parametrize("number", [0.0, 1.0])
 def test_a_norm_of_a_weight_of_one_number_is_a_norm(number):
-    """Centring may make a weight zero, and the norm must be recognised as before."""
+    """Centring may make a weight zero, and the norm must be recognized as before."""
     body = (CONSTANTS + CENTRE + DEVIATION).replace("(x", "(w") + "y = Div(d, s)"
     proto = model(body, "float[B,8] x, float[3,8] w")
     assert only_site(with_constants(proto, w=np.full((3, 8), number))).input.name == "w"

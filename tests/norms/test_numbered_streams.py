@@ -28,7 +28,7 @@ def test_each_norm_of_a_post_norm_model_ends_a_stream() -> None:
 
 
 def test_a_norm_on_a_branch_reads_a_stream_of_its_own() -> None:
-    """Twice the norm of a chain: the second one reads a linear layer behind the first."""
+    """Twice the norm of a chain: the second one reads a linear layer after the first."""
     model = chain_model()
     norm = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
     second = onnx.NodeProto()

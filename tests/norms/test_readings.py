@@ -1,4 +1,4 @@
-"""What the recogniser reads of single values: types, numbers, multiples of t."""
+"""What the recognizer reads of single values: types, numbers, multiples of t."""
 
 from __future__ import annotations
 

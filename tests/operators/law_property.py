@@ -86,7 +86,7 @@ class _Check:
             yield self._some(Fiber.of(blocks), shape, sizes)
 
     def _some(self, fiber: Fiber, shape: Shape, sizes: tuple[int, ...]) -> Fiber:
-        """Return the fiber, at times of a part: the sets at some places of a digit beside it."""
+        """Return the fiber, at times of a part: the sets at some positions of an adjacent digit."""
         axes = [
             axis
             for axis, size in enumerate(sizes)

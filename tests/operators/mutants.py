@@ -28,7 +28,7 @@ class Broken:
 
 
 class FirstOperandOnly(Broken):
-    """Carrier or writer: forgets that all operands must be centred together."""
+    """Carrier or writer: forgets that all operands must be centered together."""
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         origin = self.right.backward(view, node, output, fiber)
@@ -97,7 +97,7 @@ ROLES: tuple[type[Broken], ...] = (
 
 @dataclass
 class Watched:
-    """A broken family, and whether it ever said anything else than the right one."""
+    """A broken family, and whether it ever answered differently from the right one."""
 
     right: Transfer
     wrong: Broken
@@ -117,10 +117,10 @@ class Watched:
 
 
 def _may_be_folded(view: ModelInfo, node: ir.Node, said: Backward) -> bool:
-    """Whether a fold may rest on what was said, so that a graph can show that it is wrong.
+    """Whether a fold may depend on the answer, so that a graph can expose an error.
 
-    None does on a mask, a shape or indices, which nothing centres, nor on a fiber that the operand
-    has no room for: nothing behind the operand can follow it.
+    No fold depends on a mask, a shape or indices, which are never centered, nor on a fiber that the
+    operand cannot contain: nothing downstream of the operand can follow it.
     """
     if not isinstance(said, Carried):
         return True

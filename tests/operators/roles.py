@@ -15,7 +15,7 @@ __all__ = ["roles_of"]
 def roles_of(view: ModelInfo, transfers: ModelTransfers, graph: ZeroMeanGraph) -> Counter[str]:
     """Count (line, role) over all points that norms reach.
 
-    ``writer``: a constant input is centred; ``carrier``: an input that is computed; ``zero mean``;
+    ``writer``: a constant input is centered; ``carrier``: an input that is computed; ``zero mean``;
     ``sink``: a reader that does not see the shift; ``exact``: one that must see the value;
     ``passes``: a reader that passes the shift on.
     """

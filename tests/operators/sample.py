@@ -38,7 +38,7 @@ class Operand:
 
 @dataclass(slots=True)
 class Draw:
-    """Random choices; ``size_of`` remembers what each symbolic dimension stands for."""
+    """Random choices; ``size_of`` records the size of each symbolic dimension."""
 
     rng: random.Random
     size_of: dict[str, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def fixed(array: Array, *, constant: bool = True) -> Operand:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A node, its operands and the opset; ``function`` where onnx has no evaluator of it."""
+    """A node, its operands and the opset; ``function`` if onnx has no evaluator for it."""
 
     op_type: str
     opset: int

@@ -22,7 +22,7 @@ def _split(x: Array, heads: int) -> Array:
 
 
 def _attend(q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-    """softmax(q k' + mask) v with the heads of k and v repeated for those of q."""
+    """softmax(q k' + mask) v with the heads of k and v repeated to match q."""
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = np.einsum("bntd,bnsd->bnts", q, k) / np.sqrt(q.shape[-1])
     weights = np.exp(scores if mask is None else scores + mask)

@@ -40,7 +40,7 @@ def _binary(op_type: str) -> Any:
 
 
 def _away_from_zero(draw: Draw, dims: Dims) -> Operand:
-    """A divisor that stays away from 0 when it is shifted or centred a little."""
+    """A divisor that stays away from 0 when it is shifted or centered a little."""
     operand = draw.floats(dims)
     return Operand(np.abs(operand.array) + 50.0, operand.dims, operand.constant, moves=True)
 

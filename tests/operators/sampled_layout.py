@@ -36,7 +36,7 @@ def _factors(draw: Draw, number: int) -> list[int]:
 
 
 def _reshape(draw: Draw) -> Sample:
-    """Regroup runs of static axes; a symbolic axis stays (0) or joins its neighbours (-1)."""
+    """Regroup runs of static axes; a symbolic axis stays (0) or joins its neighbors (-1)."""
     dims = draw.dims(1, 4)
     written: list[int] = []
     known: list[int | str | None] = []
@@ -196,7 +196,7 @@ def _slice(draw: Draw) -> Sample:
     # onnx 1.23 infers for Slice-10 that a symbolic axis keeps its size.
     dims = list(draw.dims(1, 3, symbolic=0.0 if opset == 10 else 0.25))
     rank = len(dims)
-    gates = draw.chance(0.4)  # parts of equal size, of which some are taken
+    gates = draw.chance(0.4)  # parts of equal size, some of which are kept
     if gates:
         dims = [draw.pick((4, 6)) if isinstance(dim, int) else dim for dim in dims]
     axes = draw.shuffled(range(rank))[: draw.number(1, rank)]

@@ -207,7 +207,7 @@ def _biased_softmax(arrays: list[Array | None], attributes: dict[str, Any]) -> l
 def _native(
     op_type: str, *shapes: tuple[int, ...], function: Any = None, **attributes: Any
 ) -> Sampler:
-    """An operator of ONNX Runtime, run by it in float32 where it has no ``function``."""
+    """An operator of ONNX Runtime, run by it in float32 if it has no ``function``."""
 
     def sample(draw: Draw) -> Sample:
         operands = []

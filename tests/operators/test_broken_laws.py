@@ -22,8 +22,8 @@ from tests.operators.sample import Draw
 from tests.operators.samplers import SAMPLERS
 
 _SAMPLES = 600
-# What must be noticed at least: of an operator that reads no elements nothing said can be wrong,
-# but that its results, which are no floats, have mean 0 along any fiber.
+# What must be noticed at least: for an operator that reads no elements every answer is right,
+# except that its non-float results have mean 0 along some fiber.
 _LEAST: dict[type, tuple[str, ...]] = {reduce.ReadsNoElements: ("AlwaysZeroMean",)}
 # Where a broken law happens to be right, with the reason.
 _SHAPES = "refuses for lack of shapes alone, which the numbers have"
@@ -141,7 +141,7 @@ class SoftmaxAnotherAxis(Broken):
 
 
 class SoftmaxOfAnyOpset(Broken):
-    """Forgets that before opset 13 all axes from ``axis`` on were normalised together."""
+    """Forgets that before opset 13 all axes from ``axis`` on were normalized together."""
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
         shape = view.shape(node.inputs[0]) or ()
@@ -204,7 +204,7 @@ class HeadsOfTheQueries(Broken):
         return Carried(((2, Fiber.of(blocks)),))
 
 
-# Mistakes of one family alone; those of every line are in mutants.py.
+# Mistakes of one family alone; mutants.py has those of every line.
 MUTANTS: list[tuple[str, type[Broken]]] = [
     ("Add", EmptyFibers),
     ("Sub", LastOperandOnly),

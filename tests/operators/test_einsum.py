@@ -1,4 +1,4 @@
-"""The dots of an Einsum stand for axes that broadcast: its law is that of the equation without."""
+"""The dots of an Einsum are axes that broadcast: its law equals the equation's without them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _laws(equation: str, shapes: list[str]) -> list[object]:
 def test_dots_stand_for_the_axes_that_they_hide(dots: str, letters: str, shapes: list[str]) -> None:
     told = _laws(dots, shapes)
     assert any(isinstance(law, Carried) for law in told)
-    if "cd" not in letters:  # what broadcasts has no letter of its own
+    if "cd" not in letters:  # a broadcast axis has no letter
         spelled = _laws(letters, shapes)
         assert [law for law in told if isinstance(law, Carried)] == [
             law for law in spelled if isinstance(law, Carried)

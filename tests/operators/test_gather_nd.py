@@ -1,4 +1,4 @@
-"""Axes of the data that GatherND indexes are no axes of its result; the ones behind them are."""
+"""Axes of the data that GatherND indexes are not in its result; the axes after them are."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Function = Callable[[Array], Array]
 
 _rng = np.random.default_rng(5)
 _X, _W = _rng.standard_normal((3, 8)), _rng.standard_normal((8, 8)) + 0.5
-_STEP = 0.3  # a quantisation of one step for all
+_STEP = 0.3  # a quantization of one step for all
 _SEEN = 1e-2  # results are of size 1; rounding to float64 is 1e-15
 
 

@@ -60,7 +60,7 @@ def _scaled(draw: Draw, sample: Sample, shared: Rows) -> dict[int, RowScale]:
 
 
 def _sizes(sample: Sample, scaled: dict[int, RowScale]) -> dict[int, int] | None:
-    """The size of each axis of s; None where two values disagree."""
+    """The size of each axis of s; None if two values disagree."""
     sizes: dict[int, int] = {}
     for index, scale in scaled.items():
         operand = sample.operands[index]

@@ -22,7 +22,7 @@ _INPUTS = {"ids": (TensorProto.INT64, ["batch", T]), "x": (TensorProto.DOUBLE, [
 
 
 class CentredStream:
-    """h = table[ids] + x W + b, n = RMSNorm(h), y = n head; all but ``with_mean`` are centred."""
+    """h = table[ids] + x W + b, n = RMSNorm(h), y = n head; all but ``with_mean`` are centered."""
 
     def __init__(self, *with_mean: str):
         rng = np.random.default_rng(0)

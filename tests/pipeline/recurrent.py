@@ -1,6 +1,6 @@
 """Layer-normalised recurrent layers as exporters write them: a Scan, or a Loop, over the steps.
 
-The cells are those of "Layer Normalization" (arXiv 1607.06450), section 3.1 and its supplement.
+The cells are from "Layer Normalization" (arXiv 1607.06450), section 3.1 and its supplement.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 class Layer:
     """How a layer is written.
 
-    ``inside``: its weights are those of the body, else those of the graph around it.
-    ``grouped``: a norm for each gate, else one over all. ``separate``: one norm for the input's
-    part and one for the state's. ``sequences``: how many the same weights run over. ``keras``:
-    norms spelled out, as tf2onnx 1.17 writes those of Keras 3 for tensors of two axes.
+    ``inside``: its weights belong to the body, otherwise to the graph around it. ``grouped``: a
+    norm for each gate, otherwise one over all. ``separate``: one norm for the input's part and one
+    for the state's. ``sequences``: how many the same weights run over. ``keras``: norms spelled
+    out, as tf2onnx 1.17 writes Keras 3's for tensors of two axes.
     """
 
     cell: str = "lstm"

@@ -119,7 +119,7 @@ def test_weights_that_two_bodies_share_are_centred_once_for_both() -> None:
 
 
 def test_a_gate_beside_a_larger_part_folds() -> None:
-    """Its columns are a run of sets of the weights, whatever stands beside them."""
+    """Its columns are a run of sets of the weights, whatever comes next to them."""
     model = _Recurrent("lstm").model("forth")
     body = next(part.g for part in model.graph.node[0].attribute if part.name == "body")
     split = next(node for node in body.node if node.op_type == "Split")

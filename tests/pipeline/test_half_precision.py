@@ -20,7 +20,7 @@ from tests.builders import chain_model
 from tests.pipeline.test_opsets import two_norms
 
 WIDTH = 64
-LARGE = 1e3  # its square, 1e6, is no half: they end at 65504
+LARGE = 1e3  # its square, 1e6, exceeds half: the largest is 65504
 
 
 def model(dtype: type = np.float32, opset: int = 18) -> onnx.ModelProto:

@@ -55,7 +55,7 @@ def test_no_node_is_left_that_nothing_reads(groups: str, target: str) -> None:
         assert "Shape" not in {node.op_type for node in graph.node}
 
 
-# Positions behind those of a cache: their number is that of the tokens, as the output says.
+# Positions after a cache's: their number is the tokens', as the output declares.
 _CACHE = (
     "c = Shape<start=1, end=2>(past) s = Shape<start=1, end=2>(ids) e = Add(c, s) "
     "t = Gather(T, ids) p = Slice(P, c, e, zeros) h = Add(t, p) "

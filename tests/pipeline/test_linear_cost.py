@@ -45,7 +45,7 @@ def test_four_times_the_norms_cost_four_times_as_much(
 
 
 def test_the_way_from_a_scale_to_softmax_is_looked_for_once() -> None:
-    """For each product of each norm the whole model behind it would be a square."""
+    """Searching the whole model downstream for each product of each norm would be quadratic."""
     profile = cProfile.Profile()
     profile.runcall(onnxfold.optimize, quotients(40), check=0)
     stats: dict[tuple[str, int, str], tuple[int, ...]] = pstats.Stats(profile).stats  # type: ignore[attr-defined]

@@ -47,16 +47,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Path) -> None:
-    """Versions: prepared, and after affine, scales, centring, lower (read back and prepared).
+    """Versions: prepared, and after affine, scales, centering, lower (read back and prepared).
 
-    The shapes of the model are inferred once, on the copy that tells what they rest on.
+    The shapes of the model are inferred once, on the copy that records their claims.
     """
     result = onnxfold.optimize(_VIT, tmp_path / "out.onnx", target="kernels", check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 9
     assert result.report["inspect"]["summary"]["scales_fused"] > 0
     # No tables, deferral or other bases, unless they are asked for, and none to take back.
     versions = len(PASSES) - len(BASIS_PASSES) - 1
-    # No pass decides on what is written, of which the figures are; those before share the first.
+    # No pass decides on the written model, which the figures describe; those before share the
+    # first.
     assert counted["recognitions"] == versions - 1 + 1
     # Of the model as it came.  Four on the way: before Gelus, before and behind residual additions,
     # of what is written.

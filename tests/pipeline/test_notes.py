@@ -30,7 +30,7 @@ def test_static_quantisation_and_onnx2torch_are_named(tmp_path: Path) -> None:
 
 
 def test_norms_that_were_operators_before_are_no_news(tmp_path: Path) -> None:
-    """As those of models that were trained with RMSNorm: other tools take them as they did."""
+    """As in models trained with RMSNorm: other tools take them as they did."""
     assert _notes("pre-LN", tmp_path)
     again = onnxfold.optimize(tmp_path / "out.onnx", tmp_path / "again.onnx", check=0).report
     assert {row["kind"] for row in again["inspect"]["norms"]} == {"rms_norm"}

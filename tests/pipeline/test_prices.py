@@ -28,7 +28,7 @@ BIASED = ADDED.replace("h = Add(p, q)", "b = Add(p, bias) h = Add(b, q)")
 
 
 def model(body: str, *sizes: int | str, width: int) -> ir.Model:
-    """A norm of rows of ``width``, whose beta nothing behind it takes."""
+    """A norm of rows of ``width``, whose beta no downstream node absorbs."""
     rng = np.random.default_rng(0)
     vectors = {name: rng.standard_normal(width) for name in ("gamma", "beta", "bias")}
     matrices = {name: rng.standard_normal((4, width)) for name in ("W", "V")}
@@ -108,7 +108,7 @@ def test_what_a_session_joins_with_a_norm_is_priced(
 @pytest.mark.parametrize(("rows", "folded"), [(1, 0), (4096, 2)])
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 def test_an_inserted_centring_is_paid_for_by_the_norms(target: str, rows: int, folded: int) -> None:
-    """Of norms without means, the kernels gain less than a centring for two of them costs."""
+    """Of norms without means, the kernels gain less than a centering for two of them costs."""
     norms = " ".join(
         f"n{i} = LayerNormalization<axis=-1>(h, gamma) t{i} = Tanh(n{i})" for i in range(5)
     )
@@ -118,7 +118,7 @@ def test_an_inserted_centring_is_paid_for_by_the_norms(target: str, rows: int, f
     assert len(made.plan.insertions) == bool(folded)
     if not folded:
         (row, *_) = made.report["inspect"]["norms"]
-        assert "an inserted centring would take " in row["reason"]["sentence"]
+        assert "an inserted centering would take " in row["reason"]["sentence"]
 
 
 def test_two_counts_stand_in_every_report(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_the_norms_of_gates_fold_and_that_of_the_cell_says_why_not(layer: Layer)
     assert sum(norm["foldable"] for norm in norms) == of_gates
     left = [norm["reason"] for norm in norms if not norm["foldable"]]
     assert len(left) == (layer.sequences if layer.cell == "lstm" else 0)
-    # The state goes on to the next step as it is: it is no linear layer's output.
+    # The state passes to the next step unchanged: it is not a linear layer's output.
     assert all(
         r["code"] == "graph_output" and "'c_next' is an output" in r["sentence"] for r in left
     )
@@ -56,7 +56,7 @@ def test_a_weight_that_bodies_share_is_centred_once() -> None:
 
 
 def test_a_linear_rnn_is_refused_since_its_state_reads_its_own_mean() -> None:
-    """h_t = W x_t + R h_(t-1) + b: centred, R would read P h_(t-1) in the place of h_(t-1)."""
+    """h_t = W x_t + R h_(t-1) + b: centered, R would read P h_(t-1) in the place of h_(t-1)."""
     rng = np.random.default_rng(0)
     arrays = {
         name: rng.standard_normal(shape).astype(np.float32)

@@ -1,9 +1,9 @@
-"""Layer-normalised RNN, GRU and LSTM as torch exports them, and tf2onnx those of Keras 3.
+"""Layer-normalized RNN, GRU and LSTM as torch exports them, and Keras 3's by tf2onnx.
 
 Torch: scripted, traced and by dynamo.  tf2onnx gives a Loop its weights as states.
 
-The first paper, appendix C.2.1: a norm behind W x_t + U h_(t-1) + b is foldable; that of a cell
-state is not, since c_t is no linear layer's output and the next step multiplies it by a gate.
+The first paper, appendix C.2.1: a norm after W x_t + U h_(t-1) + b is foldable; a cell state's norm
+is not, because c_t is not a linear layer's output and the next step multiplies it by a gate.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_another_number_of_steps_gives_the_same_in_onnx_runtime(name: str) -> No
             changed.SerializeToString(), providers=["CPUExecutionProvider"]
         )
         results.append(session.run(None, feeds))
-    # 7 steps, of which each multiplies what rounding left by less than 10, and 40 additions.
+    # 7 steps, each of which amplifies roundings by less than 10, and 40 additions.
     assert relative_error(*results) < 7 * 10 * 40 * 2.0**-24
 
 
@@ -127,7 +127,7 @@ def test_what_a_sequence_holds_is_read_as_onnx_runtime_reads_it(
 
 
 def test_an_axis_behind_unbind_is_counted_without_the_one_that_is_gone() -> None:
-    """Halves on axis 1 are halves of the channels: one is centred, and the sum reads the other."""
+    """Halves on axis 1 are halves of the channels: one is centered, and the sum reads the other."""
     model = _unbound(0, 1, reads="half")
     result = onnxfold.optimize(model, check=1)
     (norm,) = result.report["inspect"]["norms"]

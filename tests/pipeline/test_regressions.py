@@ -198,7 +198,7 @@ def test_a_stream_that_starts_from_zeros_folds(filled: str, folds: int) -> None:
 
 
 def test_a_new_weight_takes_no_name_that_the_edit_frees() -> None:
-    """The proof tells values by their names; that of x - mean(x) was free for ones behind it."""
+    """The proof tells values by their names; the name of x - mean(x) was free for ones after it."""
     freed = f"ones.{WIDTH}"
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 11]>
         agraph (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y, float[N,{WIDTH}] a) {{

@@ -13,8 +13,8 @@ from onnxfold.inputs import InputSpec, make_inputs
 from tests.soundness.float64 import evaluate, relative_error, widened
 
 _FOLDER = Path(__file__).parents[1] / "recipes"
-# The RMSNorms that each becomes: all but those of bert-base, which is post-LN, and the first of the
-# Whisper encoder: it reads an inserted centring, and the two together are a LayerNorm.
+# The RMSNorms that each becomes: all but bert-base's, which is post-LN, and the first of the
+# Whisper encoder: it reads an inserted centering, and the two together are a LayerNorm.
 _NORMS = {
     "gpt2": 5,
     "opt-125m": 5,
@@ -36,7 +36,7 @@ def _operators(model: onnx.ModelProto) -> set[str]:
 
 
 def _bytes(model: onnx.ModelProto) -> int:
-    """Return the bytes of the weights; shapes that are told may be stored once more."""
+    """Return the bytes of the weights; shapes passed to operators may be stored once more."""
     tensors = model.graph.initializer
     return sum(len(t.raw_data) for t in tensors if t.data_type == onnx.TensorProto.DOUBLE)
 
@@ -85,8 +85,9 @@ def test_layer_norms_go_to_rms_norms_and_back(name: str) -> None:
     assert relative_error(expected, evaluate(again, feeds)) < _BOUND
 
 
-# How many of them give d - 1 channels.  Not those before a tied head (GPT-2, OPT) or an output
-# (CLIP, Whisper), nor those whose beta would need an Add behind the key projection of Whisper.
+# How many of them write d - 1 channels. Exceptions are norms before a tied head (GPT-2, OPT) or an
+# output (CLIP, Whisper), and those whose beta would need an Add after the key projection of
+# Whisper.
 _SHORT = {
     "gpt2": 4,
     "opt-125m": 4,

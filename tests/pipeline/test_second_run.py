@@ -39,7 +39,7 @@ def _kept_double(parameters: str, opset: int) -> ir.Model:
 
 
 def _centred_for_two(opset: int) -> ir.Model:
-    """A tied table, too large to store twice: a centring is inserted for the norms behind it."""
+    """A tied table, too large to store twice: a centering is inserted for the norms after it."""
     made = _float32(gamma=(6,), gamma2=(6,), T=(60000, 6))
     body = (
         "h = Gather(T, ids) a = LayerNormalization<axis=-1>(h, gamma) "
@@ -69,7 +69,7 @@ def _mean_in_half(opset: int) -> ir.Model:
 
 
 def _stated_and_default() -> ir.Model:
-    """The epsilon of one norm is stated, that of another is the default, which is the same."""
+    """The epsilon of one norm is explicit, the other's is the default, which is equal."""
     shapes = dict.fromkeys("WUVZ", (6, 6)) | {f"g{number}": (6,) for number in range(3)}
     body = (
         "h = MatMul(x, W) a = LayerNormalization(h, g0) ta = Tanh(a) u = MatMul(ta, U) "
@@ -125,7 +125,7 @@ def _two_epsilons() -> ir.Model:
 
 
 def _factor_behind(norm: str, factor: str, opset: int = 17) -> ir.Model:
-    """A constant factor between a norm and the linear layer behind it."""
+    """A constant factor between a norm and the linear layer after it."""
     body = (
         f"h = MatMul(x, W) {norm} f = {factor} p = MatMul(f, V) s = Add(p, b) t = Tanh(s) "
         "y = MatMul(t, U)"
@@ -150,7 +150,7 @@ def _whole_group() -> ir.Model:
 
 
 def _half_fused(opset: int) -> ir.Model:
-    """A LayerNorm of which ONNX Runtime's optimizer made one operator but for mean and beta."""
+    """A LayerNorm that ONNX Runtime's optimizer fused except for mean and beta."""
     made = _float32(gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
     body = (
         f"h = Tanh(x) {_MEAN} q = SimplifiedLayerNormalization<axis=-1, epsilon=1e-5>(d, gamma) "
@@ -189,7 +189,7 @@ _BEHIND_LAYOUTS = ("Neg(w)", "Mul(w, l)", "Div(w, l)", "Mul(w, {k})", "Add(w, l)
 
 
 def _behind_layout(first: str, last: str, layout: str, behind: str) -> ir.Model:
-    """What stands behind a layout of a norm spelled out, which lacks a gamma and maybe a beta."""
+    """A node after a layout of a spelled-out norm, which lacks a gamma and possibly a beta."""
     before, k, back = _LAYOUTS[layout]
     body = (
         f"h = {first} {_SPELLED} n = {last} w = {before} z = {behind.format(k=k)} u = {back} "
@@ -292,7 +292,7 @@ def test_a_second_run_changes_nothing(name: str, target: str, defer: str) -> Non
 def test_what_stands_behind_a_layout_of_a_norm_stays(
     first: str, last: str, layout: str, target: str
 ) -> None:
-    """The norm has no gamma until it is one operator, which has one of ones."""
+    """The norm has no gamma until it is one operator, which has ones."""
     for behind in _BEHIND_LAYOUTS:
         once = onnxfold.optimize(_behind_layout(first, last, layout, behind), target=target)
         assert "left_out" not in once.report
@@ -367,7 +367,7 @@ def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
 
 
 def test_a_norm_in_double_is_one_operator_whatever_epsilon_others_have() -> None:
-    """A file for kernels keeps one epsilon for a name; norms in double are no calls of it."""
+    """A file for kernels keeps one epsilon for a name; norms in double are not calls of it."""
     body = (
         f"f = LayerNormalization<epsilon=1e-6>(x, g) h = Cast<to=11>(f) {_SPELLED} y = Identity(q)"
     )
@@ -380,7 +380,7 @@ def test_a_norm_in_double_is_one_operator_whatever_epsilon_others_have() -> None
 
 
 def test_what_is_no_call_has_the_body_of_its_own_type() -> None:
-    """A call's body suits float32 and half alike, with Casts that a norm in operators needs not."""
+    """A call's body supports float32 and half, with Casts that other norms do not need."""
     once = onnxfold.optimize(_two_epsilons((1e-6, 1e-5, 1e-6), 0), target="kernels", check=0)
     operators = [node.op_type for node in once.model.graph]
     assert "Pow" in operators

@@ -18,7 +18,7 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.onnx"))
 # A skip norm takes as long as its parts, or longer: it counts as these, a bias among them.
 BIAS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
 ADDITIONS = ("Add", "Sum")
-VIEWS = ("Reshape",)  # moves no number: a fused addition leaves one behind the norm and the sum
+VIEWS = ("Reshape",)  # moves no number: a fused addition leaves one after the norm and the sum
 
 
 def session(path: Path, folder: Path) -> list[onnx.NodeProto]:
@@ -42,7 +42,7 @@ def executed(path: Path, folder: Path) -> Counter[str]:
 
 
 def priced(result: Result, original: onnx.ModelProto, target: str) -> Counter[str]:
-    """What the plan has paid for: an Add for each beta that stays, two nodes for a centring."""
+    """What the plan has paid for: an Add for each beta that stays, two nodes for a centering."""
     weights = {each.name: numpy_helper.to_array(each) for each in original.graph.initializer}
     betas = {
         node.output[0]: weights.get(node.input[2])
@@ -53,7 +53,7 @@ def priced(result: Result, original: onnx.ModelProto, target: str) -> Counter[st
     outputs = [fold.output for fold in result.plan.folds]
     left = [betas[output] for output in outputs if output in betas and output not in moved]
     adds = sum(beta is None or bool(np.any(beta)) for beta in left)
-    # The Cast that makes a body of kernels fit float16 goes away, but not in front of an output.
+    # The Cast that adapts a kernel's body to float16 is removed, but not before an output.
     ends = {value.name for value in original.graph.output} if target == "kernels" else set()
     others = 2 * len(result.plan.insertions) + len(ends & betas.keys())
     return Counter(additions=adds, others=others)

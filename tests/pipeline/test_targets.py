@@ -136,7 +136,7 @@ def test_a_file_survives_the_conversion_to_float16(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_a_file_can_be_quantised_as_the_original(target: str, tmp_path: Path) -> None:
-    """onnx infers nothing behind SimplifiedLayerNormalization, of which it has no schema."""
+    """onnx infers nothing after SimplifiedLayerNormalization, for which it lacks a schema."""
     from onnxruntime.quantization import quantize_dynamic
 
     products = []
@@ -256,6 +256,6 @@ def test_no_symbol_stands_inside_of_a_model_that_had_none(recipe: str) -> None:
     norms = {n.output[0] for n in made.graph.node if n.op_type == "SimplifiedLayerNormalization"}
     told = {info.name: info.type.tensor_type for info in made.graph.value_info}
     assert norms
-    assert norms <= told.keys()  # with their types, which quantisers ask for
+    assert norms <= told.keys()  # with their types, which quantizers ask for
     assert not [n for n, kind in told.items() if any(dim.dim_param for dim in kind.shape.dim)]
     assert not onnxfold.optimize(made, target="ort", check=None).changed

@@ -1,4 +1,4 @@
-"""Norms over two axes whose input is written by two weights: both are centred, or neither."""
+"""Norms over two axes whose input is written by two weights: both are centered, or neither."""
 
 from __future__ import annotations
 

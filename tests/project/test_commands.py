@@ -67,7 +67,7 @@ NEEDS_TORCH = {"exporting.md", "pipeline.md", "training.md"}
 
 
 def shown(page: Path, *languages: str) -> list[str]:
-    """Return the commands in blocks of these languages, those of several lines in one.
+    """Return the commands in blocks of these languages, continuation lines joined.
 
     Installing an extra from a clone is what `make` does for the tests.
     """
@@ -78,7 +78,7 @@ def shown(page: Path, *languages: str) -> list[str]:
 
 
 def commands(block: str) -> list[str]:
-    """Return the commands of a block, those of several lines in one."""
+    """Return the commands of a block, continuation lines joined."""
     lines = block.replace("\\\n", " ").splitlines()
     found = (" ".join(line.removeprefix("$ ").partition("#")[0].split()) for line in lines)
     return [command for command in found if command]
@@ -150,7 +150,7 @@ def test_a_page_begins_with_what_its_example_prints(page: str, tmp_path: Path) -
 
 
 def left_of(shown: list[str], printed: list[str], *, in_words: bool) -> list[str]:
-    """Return the lines that are not printed in this order; "..." stands for any."""
+    """Return the lines that are not printed in this order; "..." matches any lines."""
 
     def line(text: str) -> str:
         return " ".join(_NUMBER.sub("", text).split()) if in_words else text.rstrip()

@@ -1,4 +1,4 @@
-"""The base images are named by what they are, not by a tag that moves."""
+"""The base images are named by their digests, not by a tag that moves."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import onnxfold
 
 _ROOT = Path(onnxfold.__file__).parent
 
-# A part may import what stands before it.
+# A part may import the parts listed before it.
 _ORDER = (
     "wording",
     "errors",
@@ -68,9 +68,9 @@ def _part(path: Path) -> str:
 
 
 def _part_of(names: Sequence[str]) -> str:
-    """The longest part that holds a module: the table is data, its families know the graph.
+    """Return the longest part that contains a module.
 
-    The proof of a pass stands behind the proofs.
+    The table is data, its families know the graph. The proof of a pass stands behind the proofs.
     """
     pair = "/".join(names[:2])
     return pair if pair in _ORDER else names[0]

@@ -1,4 +1,4 @@
-"""One module changes graphs; everything else asks it to."""
+"""One module changes graphs; all other modules call it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A newcomer's way: the source distribution, the wheel from it, a fresh environment, README.
 
-README is followed from its top to its bottom with nothing but the wheel, what pip installs beside
-it, and the shipped model.
+README is followed from top to bottom with only the wheel, its dependencies from pip, and the
+shipped model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_SDIST_BYTES = 1 << 20
 _NEWEST_GLIBC = (2, 28)  # of manylinux_2_28, which the release promises
 _CROSS_COMPILER, _EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 _AARCH64 = ("CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64")
-# strip is that of this machine
+# this machine's strip
 _CROSS = ("-Cinstall.strip=false", *(f"-Ccmake.define.{name}" for name in _AARCH64))
 _OPENS = """
 #include <dlfcn.h>

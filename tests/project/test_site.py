@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Loader(yaml.SafeLoader):
-    """Reads what mkdocs takes from the environment as a list."""
+    """Reads values that mkdocs takes from the environment as a list."""
 
 
 Loader.add_constructor("!ENV", Loader.construct_sequence)

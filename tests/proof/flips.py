@@ -96,10 +96,10 @@ def _others(row: Operator) -> Iterator[tuple[str, Operator]]:
 
 
 def outcomes(flip: Flip, graphs: int) -> Counter[str]:
-    """Fold random graphs while a flip is believed, and count what came of it by its first word.
+    """Fold random graphs while a flip is in effect, and count the outcomes by their first word.
 
     "right": the model computes the function; "proof": it was refused; "numbers": a wrong model was
-    proved.  Whatever else went wrong is named by ``check``.
+    proved. Other errors are named by ``check``.
     """
     tally: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Constants that one pass edited and rounded, and of which the next pass made copies."""
+"""Constants that one pass edited and rounded, and the next pass copied."""
 
 from __future__ import annotations
 

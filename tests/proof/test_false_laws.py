@@ -27,7 +27,7 @@ def _cumsum() -> Operator:
 
 
 def test_a_shift_does_not_pass_a_cumulative_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the row false, gamma and beta move behind it, and beta is then added up."""
+    """With the row false, gamma and beta move after it, and beta is then accumulated."""
     constants = weights(gamma=(6,), beta=(6,), W=(6, 5), b=(5,))
     model = graph(
         "axis = Constant<value = int64 {1}>() n = LayerNormalization<axis=-1>(x, gamma, beta) "
@@ -49,7 +49,7 @@ def test_a_shift_does_not_pass_a_cumulative_sum(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("row", _ROWS, ids=name_of)
 def test_no_wrong_model_of_a_false_facet_is_proved(row: Operator) -> None:
-    """Whatever the planner makes of it: where the numbers are wrong, the proof says so."""
+    """Whatever the planner decides: if the numbers are wrong, the proof fails."""
     for flip in flips(row):
         graphs = _GRAPHS_OFTENER if flip.facet in _OFTENER else _GRAPHS
         assert not outcomes(flip, graphs)["numbers"], flip.facet

@@ -7,7 +7,7 @@ from onnxfold.proof.fiber_images import images
 
 
 def test_a_digit_may_be_one_of_an_axis_of_more_elements() -> None:
-    """Pairs of neighbours along 4 may be pairs along 6, of which there are three."""
+    """Pairs of neighbors along 4 may be pairs along 6, which has three."""
     pairs = Fiber((AxisBlock(1, 1, 2, 2),))
     assert Fiber((AxisBlock(1, 1, 2, 3),)) in set(images(pairs, (3, 4), (5, 6)))
     assert all(each.axes == (1,) for each in images(pairs, (3, 4), (5, 6)))

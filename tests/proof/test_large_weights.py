@@ -39,7 +39,7 @@ def test_a_large_weight_is_compared_part_by_part(axis: int) -> None:
 
 
 def test_a_large_edited_weight_is_never_whole_in_memory() -> None:
-    """Scaled, then centred: neither the one before nor the one after is made as a whole."""
+    """Scaled, then centered: neither the one before nor the one after is made as a whole."""
     drawn = np.random.default_rng(0).standard_normal((16384, 2048), dtype=np.float32)
     fiber = Fiber((AxisBlock(1, 1, 2048, 1),))
     factor = np.linspace(0.5, 2.0, 16384)

@@ -19,7 +19,7 @@ def _relation(r: float | Float64, s: float | Float64) -> Relation:
 
 @pytest.mark.parametrize("constant", [1 / 3, -0.1, 1e-30 / 3, 7e20])
 def test_a_constant_has_no_slope(constant: float) -> None:
-    """Least squares give one of the order of 1e-32, by which v could not be told from u."""
+    """Least squares yield one of the order of 1e-32, by which v could not be derived from u."""
     found = _relation(0.0, constant)
     assert found.r is not None
     assert np.all(found.r == 0)

@@ -30,7 +30,7 @@ def _gelu(end: str) -> ModelInfo:
 def test_half_of_a_value_is_related_to_it_without_what_is_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A new value may stand for its own operand, from which nothing leads back to itself."""
+    """A new value may correspond to its own operand, which does not depend on it."""
     sizes = []
     region = Neighbourhood.region
 

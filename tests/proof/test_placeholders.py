@@ -112,7 +112,7 @@ def test_norms_that_lose_other_gammas_and_betas_share_a_test(
 
 
 def test_other_numbers_than_those_at_hand_are_not_believed() -> None:
-    """Placeholders are not clipped, but numbers at hand are: their own draw tells the two apart."""
+    """Placeholders are not clipped, but actual numbers are: their own draw distinguishes them."""
     text = """<ir_version: 8, opset_import: ["": 18]> g (double[B,4] x) => (double[B,4] y)
         <double[4] w = {0.5, 5.0, -7.0, 1.0}, double low = {-3.0}, double high = {3.0}> {"""
     old, new = (

@@ -1,4 +1,4 @@
-"""A test on tensors that end before a position shows nothing of what lies behind it."""
+"""A test on tensors that end before a position shows nothing about the elements after it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _pool(dims: Dims, kernel: int) -> onnx.ModelProto:
 
 
 def _threshold(dims: Dims, least: int) -> onnx.ModelProto:
-    """x at the positions above ``least``, else 0: positions as floating-point numbers."""
+    """x at the positions above ``least``, otherwise 0: positions as floating-point numbers."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node(

@@ -239,7 +239,7 @@ def test_a_right_fold_is_proved(target: Target) -> None:
     assert folded.proof.passed, folded.proof.failures
     assert folded.proof.folded_norms == 2
     assert folded.proof.centred_weights == 3
-    for node in folded.model.graph.node:  # ONNX Runtime on CPUs gets Sum, put in behind the proof
+    for node in folded.model.graph.node:  # ONNX Runtime on CPUs gets Sum, inserted after the proof
         node.op_type = "Add" if node.op_type == "Sum" else node.op_type
     assert _proof(folded.model, folded.plan).passed
 
@@ -391,7 +391,7 @@ def test_what_computed_indices_choose_is_not_proved_by_the_part_that_they_reach(
 
 @pytest.mark.parametrize("root", ["r = Sqrt(c)", "z = Sub(c, c) r = Div(one, z)"])
 def test_that_both_are_not_finite_shows_nothing(root: str) -> None:
-    """A number that is always negative has no root, whatever is added behind it."""
+    """A negative number has no root, whatever is added after it."""
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
     g (double[2, 3] x) => (double[2, 3] y) {{{{
         a = Abs(x) b = Neg(a) c = Sub(b, one) {root} y = {{}}(r, x)

@@ -1,4 +1,4 @@
-"""Sizes for which an operator is undefined are no draws: the proof looks for others."""
+"""Sizes for which an operator is undefined are rejected: the proof searches for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms of constants are proved as norms of anything else: from the stored numbers."""
+"""Norms of constants are proved like others, from the stored numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _spelled(x: str, y: str, axes: str) -> str:
 @pytest.mark.parametrize(
     ("body", "folds", "constants"),
     [
-        # One shift of c is constant along both fibers, of which the larger says more.
+        # A shift of c is constant along both fibers, and the larger is more informative.
         (_spelled("c", "z", "last") + _spelled("c", "y", "outer"), 2, {"last": np.array([2])}),
         # A scalar whose mean is 0 is 0; the epsilon and the axes of the norms are none such.
         ("t = Add(c, number) " + _spelled("t", "y", "outer"), 1, {"number": np.array(2.5)}),
@@ -81,7 +81,7 @@ def test_positions_that_are_resized_have_mean_0_along_their_channels() -> None:
 
 
 def test_unlikely_fibers_of_a_weight_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight of 4 d rows has many sets of d numbers; that of its columns is asked for first."""
+    """A weight of 4 d rows has many sets of d numbers; its columns' sets come first."""
     asked: list[tuple[str | None, str]] = []
 
     def has_zero_mean(tensor: ir.TensorProtocol, fiber: Fiber, *args: Any, **named: Any) -> bool:

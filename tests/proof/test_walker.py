@@ -34,7 +34,7 @@ def test_a_norm_that_no_test_can_tell_counts_by_its_twin() -> None:
 
 
 def test_an_output_of_a_body_may_be_what_another_value_was() -> None:
-    """Outputs of a body are paired by place: a, which no test can tell, stands for its copy."""
+    """Outputs of a body are paired by place: a, untestable, corresponds to its copy."""
     before, after = _views("a = RandomNormalLike(x) p = Identity(a)", "p = RandomNormalLike(x)")
     body = next(graph for graph in after.graphs if graph.name == "t")
     body.outputs[0].name = "a"
@@ -88,7 +88,7 @@ def test_the_reason_names_the_node_and_what_it_reads_that_has_changed() -> None:
         for turn in (0, 1)
     )
     assert prove(before, after, Certificate()).failures == (
-        "output 'y' is not what it was: node 'MatMul->m', which reads the changed 'W'",
+        "output 'y' could not be proved equal: node 'MatMul->m', which reads the changed 'W'",
     )
 
 
@@ -96,7 +96,7 @@ def test_the_reason_names_the_node_and_what_it_reads_that_has_changed() -> None:
 def test_a_norm_by_two_moments_of_what_was_centred_is_proved_from_before_its_centring(
     wrong: str | None,
 ) -> None:
-    """The inverse root has a new name; what it may stand for follows from x, not from x - mean."""
+    """The inverse root has a new name; its counterpart is derived from x, not from x - mean."""
     head = "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) "
     old = (
         "d = Sub(h, m) s = Mul(h, h) q = ReduceMean<axes=[-1]>(s) mm = Mul(m, m) v = Sub(q, mm) "

@@ -34,7 +34,7 @@ class Case:
     weights: tuple[tuple[str, int], ...] = ()
 
     def forbidden(self) -> Plan:
-        """Fold the norm all the same, and centre the weights along the given axes."""
+        """Fold the norm all the same, and center the weights along the given axes."""
         sizes = {t.name: tuple(t.dims) for t in self.model.graph.initializer}
         return Plan(
             (Fold(self.norm, self.norm),),
@@ -205,7 +205,7 @@ def _quantised() -> Case:
 
 
 def _statistics_read() -> Case:
-    """The mean of a norm that is spelled out is read by something else."""
+    """The mean of a spelled-out norm has another reader."""
     graph = _Graph()
     h = graph.linear()
     graph.weights |= {

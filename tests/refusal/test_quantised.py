@@ -1,4 +1,4 @@
-"""A norm fed by a quantised layer says: fold before quantising, whatever spelled the quantising."""
+"""A norm fed by a quantized layer says: fold before quantizing, whatever spelled the quantizing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = 16
 
 
 def _mlp() -> onnx.ModelProto:
-    """x + MLP(LN(x W)), LN, W: two norms, the first of which folds."""
+    """x + MLP(LN(x W)), LN, W: two norms, of which only the first folds."""
     rng = np.random.default_rng(0)
     shapes = {"W": (C, C), "A": (C, 32), "a": (32,), "B": (32, C), "b": (C,), "head": (C, 4)}
     weights = {
@@ -96,7 +96,7 @@ def test_the_remedy_is_to_fold_before_quantising(how: str, tmp_path: Path) -> No
     for norm in norms:
         assert not norm["foldable"]
         assert norm["reason"]["code"] == "quantised", norm["reason"]
-        assert "fold before quantising" in norm["reason"]["sentence"]
+        assert "fold before quantizing" in norm["reason"]["sentence"]
 
 
 @pytest.mark.parametrize("how", ["dynamic", "static pairs"])
@@ -107,7 +107,7 @@ def test_gamma_does_not_move_into_a_quantised_weight(how: str, tmp_path: Path) -
 
 
 def _integer_product(bias: str, beta: str) -> onnx.ModelProto:
-    """LN((x W + bias) scale + b) with an integer product, as ONNX Runtime quantises."""
+    """LN((x W + bias) scale + b) with an integer product, as ONNX Runtime quantizes."""
     rng = np.random.default_rng(2)
     weights = {
         "W": rng.integers(-100, 100, (C, C)).astype(np.int8),

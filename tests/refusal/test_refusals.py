@@ -45,7 +45,7 @@ _AFFINE = {
     RefusalCode.SHARED_WEIGHT,
     RefusalCode.SHIFT_CANNOT_CROSS,
 }
-# Reasons of what tools make of a spelling: tests/compatibility/test_tools_behind.py.
+# Reasons about other tools after a spelling: tests/compatibility/test_tools_behind.py.
 _SPELLED = {RefusalCode.COMES_APART}
 # Reasons of `convert` alone: tests/passes/stream_forms and compression.
 _RESTORING = {RefusalCode.ALREADY_LAYER, RefusalCode.HAS_MEAN, RefusalCode.UNALIGNED}

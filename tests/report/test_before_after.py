@@ -88,7 +88,7 @@ def test_sums_that_leave_out_different_parts_are_not_set_side_by_side() -> None:
 
 
 def test_spelling_changes_the_operators_and_not_the_cost() -> None:
-    """Whatever a target writes, the norm is found in it; beta stays, in the norm or behind it."""
+    """Whatever a target writes, the norm is found in it; beta stays, in the norm or after it."""
     written = {
         target: onnxfold.optimize(small_model(), target=target).report["before_after"]["after"]
         for target in onnxfold.Target

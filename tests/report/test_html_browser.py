@@ -1,8 +1,8 @@
-"""The HTML page in a browser: what is in sight at the width of a telephone, and colours at night.
+"""The HTML page in a browser: the visible part at the width of a telephone, and colors at night.
 
-The page stands in a frame of that width, and a script beside it measures it: a headless window
-cannot be as narrow. Screenshots are compared with what was measured: fonts differ between machines,
-what stands where and in which colour does not.
+The page is in a frame of that width, and an adjacent script measures it: a headless window cannot
+be as narrow. Screenshots are compared with what was measured: fonts differ between machines, what
+stands where and in which color does not.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_text_stands_out_by_day_and_by_night(text: str, tmp_path: Path, dark: bo
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_what_is_measured_is_what_is_seen(text: str, tmp_path: Path, dark: bool) -> None:
-    """Every mark of a fold is filled with its colour, and every reason has ink, in its place."""
+    """Every mark of a fold is filled with its color, and every reason has ink, in its place."""
     found = measured(text, tmp_path, width=390, dark=dark)
     seen = pictured(text, tmp_path, width=390, dark=dark)
     assert seen.getpixel((1, 1)) == rgb(found["colours"][0])

@@ -176,7 +176,7 @@ def test_the_page_shows_every_part_of_a_full_report() -> None:
     )
     for words in (
         "fast.onnx",
-        "1 of 2 LayerNorms become RMSNorm, with 1 inserted centring",
+        "1 of 2 LayerNorms become RMSNorm, with 1 inserted centering",
         "124,439,808",
         "fast.onnx.data",
         "is read exactly",
@@ -315,9 +315,9 @@ def test_norms_and_weights_stand_in_the_blocks_that_their_names_say() -> None:
     )
     drawn = shown.words.partition("The stream and its norms")[2].partition(" Norms Filter")[0]
     words = (
-        "before the blocks", "wte.weight, wpe.weight centred",
-        "h.0 ln_1 RMSNorm val_4, attn.proj.bias centred ln_2 RMSNorm onnx::MatMul_7 centred",
-        "h.1 /h.1/ln_1/LayerNormalization RMSNorm mlp.2.bias centred",
+        "before the blocks", "wte.weight, wpe.weight centered",
+        "h.0 ln_1 RMSNorm val_4, attn.proj.bias centered ln_2 RMSNorm onnx::MatMul_7 centered",
+        "h.1 /h.1/ln_1/LayerNormalization RMSNorm mlp.2.bias centered",
         "after the blocks ln_f RMSNorm",
     )  # fmt: skip
     assert [word for word in words if word not in drawn] == []
@@ -330,9 +330,9 @@ def test_a_mark_says_why_its_norm_stays_and_leads_to_the_weights_of_another() ->
     (tip,) = [link["aria-label"] for link in shown.all("a") if link.get("class") == "norm kept"]
     assert tip == "second: LayerNorm, as written; is read"
     (weights,) = [link for link in shown.all("a") if link.get("class") == "weights"]
-    assert weights["title"] == "centred: a, b, c, d, e"
+    assert weights["title"] == "centered: a, b, c, d, e"
     assert weights["href"] == "#norm-0"
-    assert "a, b, c, d and 1 more centred" in shown.words
+    assert "a, b, c, d and 1 more centered" in shown.words
 
 
 def test_verdicts_come_first_then_both_files_then_the_streams() -> None:

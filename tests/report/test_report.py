@@ -21,7 +21,7 @@ TWO_PASSES = "dd = Mul(d, d)\nv = ReduceMean<axes=[-1]>(dd)\n"
 
 
 def _model(variance: str, mean: float = 0.0) -> onnx.ModelProto:
-    """A LayerNorm of h = x + mean, which no weight can centre."""
+    """A LayerNorm of h = x + mean, which no weight can center."""
     return parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[n,3,256] x) => (float[n,3,256] y)

@@ -70,7 +70,7 @@ _GOLDEN = """\
 linear layers
 the norms do 75% fewer additions
 a session of ONNX Runtime executes 112 nodes, 130 before
-proved: 9 norms on zero-mean inputs, 20 centred weights seen by no other reader
+proved: 9 norms on zero-mean inputs, 20 centered weights seen by no other reader
 checked: max error E against a float64 run, R times the original's own
 rounding error (2 samples, onnxruntime V CPUExecutionProvider)
 wrote out.onnx, B bytes
@@ -112,7 +112,7 @@ _SMALL = ("gpt2", "bert-base", "deberta-v2", "qwen3-small", "swin-t", "whisper-t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _SMALL)
 def test_fifteen_lines_say_what_became_of_a_foreign_model(name: str, tmp_path: Path) -> None:
-    """The first is about the norms, and what stays has its reason."""
+    """The first is about the norms, and unchanged ones have their reasons."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     words = [sys.executable, "-m", "models", name, "--small", "-o", str(tmp_path)]
@@ -153,7 +153,7 @@ def test_norms_that_nobody_would_fold_are_one_line() -> None:
         console = Console(file=io.StringIO(), width=200)
         print_norms(console, document, full=full)
         said = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "24 L2 norms and 1 RMSNorm have no mean to take out" in said
+        assert "24 L2 norms and 1 RMSNorm have no mean to subtract" in said
         assert "1 x not_centred_norm: n is so (norm 'n')" in said
         assert ("q23" in said) == full
         assert ("q0 is so" in said) is False

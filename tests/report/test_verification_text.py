@@ -86,7 +86,7 @@ def test_batches_of_one_are_named_with_the_reason() -> None:
 
 
 def _logistic(steps: int) -> ModelSource:
-    """Steps of 3.9 r (1 - r), each of which doubles an error or nearly so, and one step beside."""
+    """Steps of 3.9 r (1 - r), each of which nearly doubles an error, and one parallel step."""
     step = "l{0} = Sub(one, r{0}) p{0} = Mul(r{0}, l{0}) r{1} = Mul(p{0}, rate) "
     body = "r0 = Sigmoid(x) steady = Mul(r0, rate) " + "".join(
         step.format(number, number + 1) for number in range(steps)

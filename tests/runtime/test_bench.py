@@ -67,7 +67,7 @@ def test_a_speed_counts_beyond_the_spread_of_its_rounds(
     print_benchmark(console, document)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert said.count("b.onnx") == 1
-    assert ("B against A: no answer" in said) != told
+    assert ("B against A: undecided" in said) != told
     assert (f"B is {speed:.2f} times as fast as A" in said) == told
     assert ("--rounds 200" in " ".join(said.split())) != told
 
@@ -132,7 +132,7 @@ def test_a_name_that_is_no_text_is_one_line(pair: tuple[Path, Path]) -> None:
 
 
 def test_indices_of_what_is_computed_start_from_the_first(tmp_path: Path) -> None:
-    """Of two rows there are no others than 0 and 1."""
+    """With two rows only 0 and 1 are valid."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[n, 4] x, int64[e] i) => (float[e, 4] y) { h = Neg (x) y = Gather (h, i) }"""

@@ -1,4 +1,4 @@
-"""What is told of CUDA, by a driver that is absent or pretended and by a library's own words."""
+"""Reports on CUDA, from an absent or mocked driver and from a library's own record."""
 
 from __future__ import annotations
 

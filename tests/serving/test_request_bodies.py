@@ -81,9 +81,7 @@ def test_all_bodies_share_one_budget() -> None:
     with budget.share() as first, budget.share() as second:
         first.take(60)
         second.take(40)
-        with pytest.raises(
-            RefusedError, match="holds 100 bytes of requests, and at most 100"
-        ) as no:
+        with pytest.raises(RefusedError, match="has 100 bytes of requests, and at most 100") as no:
             second.take(1)
         assert no.value.status == 503
         first.give(10)

@@ -1,4 +1,4 @@
-"""Random models that compute sizes, with runs of them, for what is told of their shapes."""
+"""Random models that compute sizes, with runs of them, to test inferred shapes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import onnxfold
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 
-# A body's own result has no declared shape; its Reshape target is more than onnx follows.
+# A body's own result lacks a declared shape; its Reshape target is more than onnx follows.
 _HEADS = "t = Reshape(n, sizes) r = Reshape(t, joined)"
 _CONSTANTS = (
     "sizes = Constant<value = int64[4] {0,-1,2,3}>() joined = Constant<value = int64[3] {0,-1,6}>()"

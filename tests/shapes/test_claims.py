@@ -1,4 +1,4 @@
-"""What a model claims: refused or cleared where inference contradicts it, else named."""
+"""What a model claims: refused or cleared if inference contradicts it, otherwise named."""
 
 from __future__ import annotations
 

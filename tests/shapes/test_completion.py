@@ -1,4 +1,4 @@
-"""Shapes behind a Reshape to computed sizes, which onnx's inference gives up."""
+"""Shapes after a Reshape to computed sizes, which onnx's inference does not find."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_numbers_take_the_place_of_symbols_that_onnx_made_up() -> None:
     assert [shapes[name][1:] for name in ("flat", "rows") if shapes[name]] == [(8, 24), (24, 8)]
 
 
-# As many rows of 24 by 8 as an operator chooses, of which onnx finds the 8.
+# As many rows of 24 by 8 as an operator chooses; onnx only infers the 8.
 CHOSEN = """
     chosen = Constant<value = bool[1] {1}>()
     images = Compress<axis=0>(x, chosen)
@@ -95,7 +95,7 @@ def _of_chosen(body: str, weights: Mapping[str, tuple[int, ...]] | None = None) 
 def test_what_is_put_in_later_has_the_numbers_and_names_of_what_it_reads(
     known: tuple[str, int | str, int], axis: int
 ) -> None:
-    """onnx, which is told no shape with a symbol that it made up, finds neither the second time."""
+    """onnx, which does not see shapes with made-up symbols, infers neither the second time."""
     model = ir.from_proto(_of_chosen("y = Neg(tokens)"))
     tokens = infer(model).by_ref()["tokens"]
     tokens.shape = ir.Shape(known)
@@ -109,7 +109,7 @@ def test_what_is_put_in_later_has_the_numbers_and_names_of_what_it_reads(
 
 
 def test_what_is_declared_with_a_rank_alone_has_the_numbers_of_what_it_reads() -> None:
-    """As tf2onnx declares results behind a Reshape for which onnx finds no shape."""
+    """As tf2onnx declares results after a Reshape whose shape onnx does not infer."""
     body = """
         first = Slice(sizes, zero, two, zero)
         count = ReduceProd<axes=[0]>(first)
@@ -304,7 +304,7 @@ def test_numbers_are_followed_through_a_tensor_that_is_filled_and_measured() -> 
 
 
 def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
-    """What TorchScript writes for the queries of DETR: one set for each image, and zeros alike."""
+    """TorchScript's code for the queries of DETR: one set for each image, and zeros as well."""
     body = """
         first = Constant<value = int64[1] {0}>()
         single = Constant<value = int64[1] {1}>()
@@ -330,7 +330,7 @@ def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
 
 
 def test_a_size_that_nobody_knows_has_one_name_wherever_it_goes() -> None:
-    """As behind Keras' Tensordot, which measures what it reads; and in a second look."""
+    """As after Keras' Tensordot, which measures its operands; and in a second look."""
     body = """
         some = Compress<axis=1>(rows, chosen)
         measured = Shape(some)
@@ -448,7 +448,7 @@ def test_rows_that_a_layer_takes_together_are_taken_apart_again(layer: str) -> N
 
 
 def test_the_sums_of_calls_have_sizes_too_so_that_a_second_run_makes_the_same_calls() -> None:
-    """onnx gives a sum [unk, unk, 8], of which the operands tell that it has 24 rows."""
+    """onnx infers a sum as [unk, unk, 8], while its operands show 24 rows."""
     body = """
         first = MatMul(tokens, W)
         inner = Add(tokens, first)

@@ -1,4 +1,4 @@
-"""Ranks that follow from readers: behind a squeeze of an axis whose size is not known."""
+"""Ranks that follow from readers: after a squeeze of an axis of unknown size."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _rank(model: onnx.ModelProto, *, declared: bool = False) -> int | None:
         ("p = Slice(h, at1, at1) q = Neg(p) y = Transpose<perm=[2,1,0]>(q)", 3),
         ("p, rest = Split<axis=0>(h) q = Neg(p) y = Transpose<perm=[2,1,0]>(q)", 3),
         ("r = Reshape(x, three) y = Concat<axis=0>(r, h)", 3),
-        ("y = Gemm(h, W)", None),  # of which neither branch can be: the model never runs
+        ("y = Gemm(h, W)", None),  # neither branch is possible: the model never runs
         ("y = Relu(h)", None),
         ("y = MatMul(V, h)", None),
         ("u = Unsqueeze(h, at1) y = Transpose<perm=[0,1,2,3]>(u)", None),

@@ -91,7 +91,7 @@ def test_caches_of_grouped_attention_grow(keys):
     batch, heads, length, size = shape_of(call, results="y0, h")
     assert (batch, heads, size) == ("B", 4, 8)
     assert length not in {"T", "S"}
-    # Their type is that of the queries, as the operator demands.
+    # They have the type of the queries, as the operator requires.
     call = call.replace("q, k)", "wide, wide)")
     assert shape_of(call, results="y0, h") is not None
 

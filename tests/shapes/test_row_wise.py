@@ -1,4 +1,4 @@
-"""Inputs without a shape, of which a model reads rows."""
+"""Inputs without a shape from which a model reads rows."""
 
 from __future__ import annotations
 

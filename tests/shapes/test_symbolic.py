@@ -209,7 +209,7 @@ def test_a_slice_of_opset_10_cuts_its_axis() -> None:
 
 
 def _assert_told(told: SymbolicShape, true: list[int], names: dict[str, int]) -> int:
-    """Hold sizes against numbers, and each name against its first number; count what is told."""
+    """Compare sizes with numbers, and each name with its first number; count the known ones."""
     assert len(told) == len(true)
     known = 0
     for size, number in zip(told, true, strict=True):

@@ -1,10 +1,10 @@
 """One random graph: folded, proved, typed, and compared with the original in float64.
 
-Stored weights are rounded once more when they change, so the bound depends on their type.  In
+Stored weights are rounded once more when they change, so the bound depends on their type. In
 float64 it is 1e-9 of the largest element: roundings of the arithmetic, enlarged by norms of almost
-constant vectors (their epsilon lets most enlarge 32 times each; that of MeanVarianceNormalization
-1e9 times).  Beyond that, what roundings do to the outputs is measured: the folded model again, with
-its weights moved by their roundoff with random signs.
+constant vectors (their epsilon lets most enlarge 32 times each; MeanVarianceNormalization's 1e9
+times). Beyond that, what roundings do to the outputs is measured: the folded model again, with its
+weights moved by their roundoff with random signs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.soundness.random_graphs import RandomGraph
 __all__ = ["Outcome", "Settings", "check", "settings_of"]
 
 DOUBLE_BOUND = 1e-9
-# The worst output element over the worst of a few random roundings of the same size; ten draws
-# come within a factor of 8 of a given one unless the output depends on very many weights alike.
+# The worst output element over the worst of a few random roundings of the same size; ten draws come
+# within a factor of 8 of a given one unless the output depends equally on very many weights.
 _DRAWS, _ENLARGED = 10, 8.0
 _ROUNDOFF = {
     TensorProto.DOUBLE: 2.0**-53,
@@ -40,15 +40,15 @@ _EXCLUDED = "[1-3]$"
 _BY_PRICE = 0.2
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
            ValueError)  # fmt: skip
-# What onnx's inference says of the originals too, where it gets so far: outputs of other domains
-# have no type, the body of MeanVarianceNormalization is for float32 alone, and several operators
-# exclude bfloat16.
+# Messages of onnx's inference about the originals too, if it gets that far: outputs of other
+# domains have no type, the body of MeanVarianceNormalization is for float32 alone, and several
+# operators exclude bfloat16.
 _NOT_TYPED = ("instead is null", "MeanVarianceNormalization", "has unsupported type")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a fold that a seed stands for."""
+    """The options of a fold, determined by a seed."""
 
     target: Target
     allow_split_bytes: int
@@ -167,7 +167,7 @@ def _is_rounding(
 def _moved(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
     """Return the model with every stored number moved up or down by its roundoff.
 
-    In float64, which holds the moved numbers; a weight that is taken for centred as it stands may
+    In float64, which holds the moved numbers; a weight that is taken for centered as it stands may
     be off by the roundoff of its mean magnitude.
     """
     copy = onnx.ModelProto()

@@ -43,7 +43,7 @@ def save(
     written = {"seed": seed, "failure": failure, "settings": settings.to_json()}
     helper.set_model_props(model, {_KEY: json.dumps(written, sort_keys=True)})
     onnx.save(model, folder / f"{name}.onnx")
-    # bfloat16 is no type of npz.
+    # npz does not support bfloat16.
     wide = {k: a.astype(np.float32) if a.dtype.kind == "V" else a for k, a in graph.feeds.items()}
     np.savez(folder / f"{name}.npz", **wide)
     return name
@@ -69,7 +69,7 @@ def load(name: str, folder: Path = FOLDER) -> tuple[RandomGraph, Settings]:
 
 
 def shrink_seed(seed: int, folder: Path = FOLDER) -> str | None:
-    """Make the graph of a failing seed small and save it; None where it does not fail."""
+    """Make the graph of a failing seed small and save it; None if it does not fail."""
     graph, settings = random_graph(seed), settings_of(seed)
     failure = check(graph, settings).failure
     if failure is None:

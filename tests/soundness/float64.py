@@ -49,7 +49,7 @@ def _difference(a: Array, b: Array) -> float:
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with DOUBLE for every narrower float; its numbers stay what they are."""
+    """Return the model with DOUBLE for every narrower float; its numbers stay the same."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     for value in (*wide.graph.input, *wide.graph.output):
@@ -63,7 +63,7 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def sizes_read(graph: onnx.GraphProto) -> set[str]:
-    """What Resize reads beside x: its type is fixed, and its numbers are sizes."""
+    """The inputs of Resize other than x: its type is fixed, and its numbers are sizes."""
     return {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:]}
 
 

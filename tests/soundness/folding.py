@@ -62,7 +62,7 @@ def fold(
 ) -> Folded:
     """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
 
-    ``defer`` norms wherever that is exact, or else take deferrals back; ``count_roles``: find out
+    ``defer`` norms wherever that is exact, otherwise undo deferrals; ``count_roles``: find out
     which laws the plan rests on.
     """
     original = open_source(model).model
@@ -109,7 +109,7 @@ def forced(model: onnx.ModelProto, plan: Plan, target: Target = Target.KERNELS) 
 
 
 def _roles(decided: Decided) -> Counter[str]:
-    """Count the roles of laws behind the norms that could fold, before the model changes."""
+    """Count the roles of laws for the norms that could fold, before the model changes."""
     info, sites = decided.info, find_norms(decided.info)
     asked = {*(fold.output for fold in decided.plan.folds)}
     asked |= {output for output, _ in decided.plan.refusals}

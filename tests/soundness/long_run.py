@@ -181,7 +181,7 @@ def _row(first: int) -> Row:
 
 
 def total(chunks: Sequence[dict[str, str]]) -> Row:
-    """Add the rows of chunks up; the conditions are those of the first."""
+    """Add the rows of chunks up; the conditions are the first one's."""
     given: dict[str, Any] = {name: chunks[0][name] for name in _CONDITIONS}
     given |= {name: sum(int(chunk[name]) for chunk in chunks) for name in _COUNTS}
     given |= {name: _text(_counts(chunk[name] for chunk in chunks)) for name in _FAMILIES}

@@ -1,4 +1,4 @@
-"""Random graphs notice a wrong law as well: the folds that rest on it compute something else."""
+"""Random graphs detect a wrong law as well: the folds that depend on it compute a wrong result."""
 
 from __future__ import annotations
 

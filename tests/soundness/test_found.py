@@ -192,7 +192,7 @@ def test_the_corpus_of_regressions_is_folded_right(name: str) -> None:
 
 
 def test_a_norm_of_what_is_drawn_from_constants_is_proved() -> None:
-    """Random numbers of a Dropout that trains are no constants, though all that it reads are."""
+    """Random numbers of a training Dropout are not constants, although all its inputs are."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g () => (float[2,6] y) {

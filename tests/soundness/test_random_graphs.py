@@ -98,7 +98,7 @@ def test_a_folded_random_graph_computes_the_same(
 
 
 def _unproved(outcome: Outcome, seed: int) -> bool:
-    """Whether a pass was left out, since its proof failed; nothing else may be wrong."""
+    """Whether a pass was left out, since its proof failed; no other failure is allowed."""
     unproved = outcome.failure is not None and outcome.failure.startswith("proof: ")
     assert unproved or outcome.failure is None, f"seed {seed}: {outcome.failure}"
     return unproved

@@ -197,9 +197,9 @@ EXPECTED = {
     "gpt2": (5, 5),
     "opt": (5, 5),
     "vit": (5, 5),
-    "whisper": (7, 10),  # the encoder's stream begins behind a GELU
+    "whisper": (7, 10),  # the encoder's stream begins after a GELU
     "bart": (2, 7),  # the others read the output of a norm, with gamma and beta
-    "dinov2": (0, 5),  # LayerScale multiplies what is centred
+    "dinov2": (0, 5),  # LayerScale multiplies what is centered
     "swin": (4, 7),
     "encoder": (5, 5),
     "tied": (1, 1),

@@ -31,7 +31,7 @@ class Called(nn.Module):
 
 
 def model() -> nn.Sequential:
-    """A model with a layer that is centred by hand, and one that is folded."""
+    """A model with a layer that is centered by hand, and one that is folded."""
     torch.manual_seed(0)
     layers = (nn.Linear(4, WIDTH), nn.RMSNorm(WIDTH), Called(), nn.Linear(WIDTH, 2))
     made = nn.Sequential(*layers).double()
@@ -76,7 +76,7 @@ def main(rank: int, folder: Path) -> None:
     torch.save(whole, folder / f"fsdp{rank}.pt")
     (folder / f"reports{rank}.json").write_text(json.dumps(angles.reports))
     distributed.barrier()  # neither leaves while the other still reads
-    # Gloo's threads may abort the end of an interpreter that still holds groups (those of a mesh).
+    # Gloo's threads may abort the exit of an interpreter that still holds groups (those in a mesh).
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Two ranks under gloo train the centred model that one process trains, and measure the same."""
+"""Two ranks under gloo train the centered model that one process trains, and measure the same."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def assert_alike(first: Any, second: Any) -> None:
         for one, two in zip(first, second, strict=True):
             assert_alike(one, two)
     elif isinstance(first, float):
-        # A quantile may be that of the next bar of the sketch: 1 percent.  The others agree to
-        # three steps of rounding, which Adam's division by a small root makes 1e-9 at most.
+        # A quantile may be in the next bar of the sketch: 1 percent. The others agree to three
+        # steps of rounding, which Adam's division by a small root makes 1e-9 at most.
         assert first == pytest.approx(second, rel=0.011, abs=1e-9)
     else:
         assert first == second

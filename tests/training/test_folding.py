@@ -193,7 +193,7 @@ def test_dropout_is_refused_kept_or_recentred(kind: str) -> None:
 def test_dropout_that_is_not_a_module_is_seen_and_cannot_be_recentred(kind: Any) -> None:
     model, inputs = kind(0.2)
     report = fold(varied(model), inputs, dropout="recentre")
-    # BART's first norms alone have no dropout in front of them.
+    # Only BART's first norms have no dropout before them.
     assert len(report.folded) == (2 if kind is bart else 0)
     assert not any("dropout" in name for name in report.recentred)
     said = ["functional.dropout, follows" in reason for reason in report.left.values()]
@@ -215,7 +215,7 @@ def test_as_many_norms_fold_as_in_the_exported_graph(name: str, tmp_path: Path) 
     with torch.no_grad():
         torch.onnx.export(model, args, path, kwargs=kwargs, dynamo=True, verbose=False)
     norms = onnxfold.inspect(path)["norms"]
-    # Whisper's encoder, whose stream begins after a GELU, by a centring that a graph can insert.
+    # Whisper's encoder, whose stream begins after a GELU, by a centering that a graph can insert.
     in_graph = {"dinov2": 5, "whisper": 10}.get(name, EXPECTED[name][0])
     assert sum(norm["foldable"] for norm in norms) == in_graph
 
@@ -302,7 +302,7 @@ def test_a_quantised_module_is_refused_and_stays() -> None:
     coded = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     x = torch.randn(3, 4)
     before = coded(x)
-    with pytest.raises(ModelError, match=r"module '0' of Sequential is quantised .* before it is"):
+    with pytest.raises(ModelError, match=r"module '0' of Sequential is quantized .* before it is"):
         fold(coded, (x,))
     assert torch.equal(coded(x), before)
 

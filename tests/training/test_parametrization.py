@@ -1,4 +1,4 @@
-"""Weights that are centred while they are trained: outputs, gradients, optimizers, states."""
+"""Weights that are centered while they are trained: outputs, gradients, optimizers, states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def means_bound(module: nn.Module, y: torch.Tensor) -> float:
     """How far from 0 rounding may put a mean of outputs.
 
     Each product sum of k terms errs by k units of the sum of its absolute terms, which no weight of
-    the layers below exceeds by more than max |W| * max |x| * k; the centring itself errs by 2.
+    the layers below exceeds by more than max |W| * max |x| * k; the centering itself errs by 2.
     """
     terms = max(p.numel() for p in module.parameters())
     return 4 * terms**2 * UNIT * max(1.0, biggest(y))
@@ -73,7 +73,7 @@ def test_outputs_have_mean_zero_over_their_channels(name: str, groups: int) -> N
     y = output(layer, x).unflatten(*blocks)
     assert biggest(y.mean(along)) <= means_bound(layer, y)
     assert biggest(y - plain + plain.mean(along, keepdim=True)) <= means_bound(layer, plain)
-    assert biggest(plain.mean(along)) > 1e-3  # it was not centred
+    assert biggest(plain.mean(along)) > 1e-3  # it was not centered
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
@@ -134,7 +134,7 @@ def test_outputs_and_gradients_are_those_of_layer_norm() -> None:
 
 
 def test_gradients_of_the_uncentred_weight_under_rms_norm_differ() -> None:
-    """Without the centring the same comparison fails: the test above can fail."""
+    """Without the centering the same comparison fails: the test above can fail."""
     layer, x, t = nn.Linear(9, CHANNELS).double(), drawn(6, 9), drawn(6, CHANNELS)
     grads = []
     for norm in (F.layer_norm, F.rms_norm):
@@ -273,7 +273,7 @@ def test_compiled_layers_compute_the_same() -> None:
 
 
 REFUSED = {
-    "no such tensor": (lambda: (nn.Linear(2, 4), {"name": "kernel"}), "no parameter; there are"),
+    "no such tensor": (lambda: (nn.Linear(2, 4), {"name": "kernel"}), "not a parameter; there are"),
     "axis unknown": (lambda: (nn.LayerNorm(4), {}), "as dim"),
     "no such axis": (lambda: (nn.Linear(2, 4), {"dim": 2}), "has no axis 2"),
     "blocks": (lambda: (nn.Linear(2, 4), {"groups": 3}), "3 groups do not divide the 4 outputs"),
@@ -285,10 +285,10 @@ REFUSED = {
         lambda: (nn.MultiheadAttention(4, 2), {"name": "in_proj_weight"}),
         "groups must be a multiple of 3",
     ),
-    "twice": (lambda: (cbwc(nn.Linear(2, 4)), {}), "centred already"),
+    "twice": (lambda: (cbwc(nn.Linear(2, 4)), {}), "already centered"),
     "pruned": (
         lambda: (prune.l1_unstructured(nn.Linear(2, 4), "weight", amount=2), {}),
-        "centre first, then prune",
+        "center first, then prune",
     ),
 }
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_centred_is_refused_and_stays(name: str) -> None:
 def test_integers_have_no_centring() -> None:
     layer = nn.Module()
     layer.register_buffer("weight", torch.zeros(4, 4, dtype=torch.int8))
-    with pytest.raises(UsageError, match=r"torch\.int8, which has no centring"):
+    with pytest.raises(UsageError, match=r"torch\.int8, which cannot be centered"):
         cbwc(layer, dim=0)
 
 

@@ -29,7 +29,7 @@ def _seeded() -> None:
 
 
 class Explicit(nn.Module):
-    """A norm without a bias that computes its variance as the mean square of what is centred."""
+    """A norm without a bias that computes its variance as the mean square of what is centered."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Explicit(nn.Module):
 
 
 class AndMore(Explicit):
-    """The same with an activation behind it: the module is no norm alone."""
+    """The same with an activation after it: the module is not only a norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(super().forward(x))
@@ -160,8 +160,8 @@ class Native(TwoCalls):
     ("kind", "reason"),
     [
         (TwoCalls, "it is called more than once, and not every call folds"),
-        (Inline, "its forward normalises in operations of its own"),
-        (Native, "its forward normalises in operations of its own"),
+        (Inline, "its forward normalizes in its own operations"),
+        (Native, "its forward normalizes in its own operations"),
     ],
 )
 def test_norms_in_a_forward_that_stay_are_named(kind: type[nn.Module], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Scaled, shifted and centred arrays, and the sums that biases take: against numpy."""
+"""Scaled, shifted and centered arrays, and the sums that biases take: against numpy."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_weighted_sums_are_those_of_numpy(seed: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seed", range(30))
 def test_channels_follow_random_layouts_as_the_numbers_do(seed: int) -> None:
-    """A diagonal before random reshapes and transpositions is the same diagonal behind them."""
+    """A diagonal before random reshapes and transpositions is the same diagonal after them."""
     rng = np.random.default_rng(seed)
     size = 24
     text, shape = "n0 = Identity(x)", [2, 4, size]

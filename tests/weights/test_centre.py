@@ -29,7 +29,7 @@ from tests.operators.projector import project, set_numbers
 Array = npt.NDArray[Any]
 _SETTINGS = settings(max_examples=120, deadline=None, derandomize=True, database=None)
 _TYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-# Half the distance of neighbouring numbers of size 1, and the smallest positive number.
+# Half the distance of neighboring numbers of size 1, and the smallest positive number.
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 0.0}
 

@@ -102,7 +102,7 @@ def test_what_is_stored_is_the_unrounded_value_rounded() -> None:
 def test_a_weight_with_inf_or_nan_is_not_centred(value: float) -> None:
     W = _weight(np.float32)
     W[500, 6] = value
-    with pytest.raises(WeightOverflowError, match="holds inf or NaN"):
+    with pytest.raises(WeightOverflowError, match="contains inf or NaN"):
         _edited(W, _centre(1))
 
 

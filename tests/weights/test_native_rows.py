@@ -1,4 +1,4 @@
-"""The library for whole rows gives, bit for bit, what numpy gives."""
+"""The library for whole rows returns the same bits as numpy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_finite_number_of_16_bits_is_widened(dtype: type) -> None:
 
 
 def _around(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Numbers, the middles between neighbours, and doubles at and beside all of them."""
+    """Numbers, the midpoints between neighbors, and doubles at and next to all of them."""
     both = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2])
     near = np.concatenate([both, np.nextafter(both, np.inf), np.nextafter(both, -np.inf)])
     return np.concatenate([near, -near]).reshape(1, -1)
@@ -76,7 +76,7 @@ def test_every_normal_bfloat16_and_every_middle_is_rounded_to_the_nearest_even()
     assert stored is not None
     magnitude = np.abs(wide)
     nearest = _bits(stored).astype(np.int64) & 0x7FFF
-    # The neighbours of what was stored, as doubles: none is nearer, and a tie is even.
+    # The neighbors of what was stored, as doubles: none is nearer, and a tie is even.
     below, own, above = (
         (nearest + step).astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
         for step in (-1, 0, 1)

@@ -55,7 +55,7 @@ def _files(data: Path) -> tuple[tuple[Path, ...], str]:
         files = tuple(path for path in found if path.suffix.lower() in kind)
         if files:
             return files, files[0].suffix.lower()
-    raise DataError(f"'{data}' holds no data; give {_KINDS}")
+    raise DataError(f"'{data}' contains no data; name {_KINDS}")
 
 
 def _has_columns(file: Path, signature: InputSignature) -> bool:

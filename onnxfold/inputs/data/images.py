@@ -74,7 +74,7 @@ def _prepared(file: Path, config: Mapping[str, Any], row: int) -> Array:
             image = opened.convert("RGB")
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{file} (row {row}): no image ({error}); remove it (measure --skip-bad leaves it out)"
+            f"{file} (row {row}): not an image ({error}); remove it (measure --skip-bad skips it)"
         ) from error
     if config.get("do_resize", True) and "size" in config:
         image = image.resize(_target(image.size, config["size"]), config.get("resample", 2))

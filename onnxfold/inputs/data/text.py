@@ -66,7 +66,7 @@ class Tokens:
             }
             mask = np.array([one.attention_mask for one in encoded], dtype=np.bool_)
             if not mask.any():
-                raise DataError(f"{shard.label}: row {row} and its batch hold no token at all")
+                raise DataError(f"{shard.label}: row {row} and its batch contain no tokens")
             yield Batch(self.signature.suited(feeds, shard.label, row), len(encoded), row, mask)
 
     def _fixed_length(self) -> int | None:
@@ -81,7 +81,7 @@ def _tokenizer(file: Path, length: int, fixed: int | None) -> Any:
     try:
         tokenizer = library.Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise DataError(f"{file}: no tokenizer ({error}); give a tokenizer.json") from error
+        raise DataError(f"{file}: not a tokenizer ({error}); give a tokenizer.json") from error
     tokenizer.enable_truncation(fixed or length)
     tokenizer.enable_padding(length=fixed)
     return tokenizer

@@ -52,19 +52,19 @@ def absorbing_layer(
     """
     layer = row_of(node).layer
     if index > (1 if layer in _EITHER else 0):
-        return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
+        return refuse(RefusalCode.EXACT_READER, node, "needs the values with gamma and beta")
     known = map_of(view, node)
     if not isinstance(known, IndexMap) or len(known.factors) != 2:
         return without_map(node)
     x, w = known.factors[index], known.factors[1 - index]
     labels = known.labels(channels.digits, x)
     if labels is None and known.sizes and channels.axes == (1,):
-        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that cut the channels")
+        return refuse(RefusalCode.GROUPED_CONVOLUTION, node, "has groups that split the channels")
     placed = channels.mapped(lambda digit: known.image(digit, x, w))
-    # What an ellipsis stands for may be repeated, and is then no axis of the weight.
+    # Axes in an ellipsis may be broadcast, and are then not axes of the weight.
     hidden = any(label.isdigit() for label in labels or ())
     if placed is None or hidden or not (channels.digits or layer in _PRODUCTS):
-        sentence = f"does not sum over the channels ({channels}), so they are no part of its weight"
+        sentence = f"does not sum over the channels ({channels}), so they are not in its weight"
         return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     factor = alpha / beta if beta else alpha
@@ -140,7 +140,7 @@ def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str
 def _by_batch(
     view: ModelInfo, node: ir.Node, known: IndexMap, index: int, labels: frozenset[str] | None
 ) -> bool:
-    """Whether a product in batches has no W s for each: s varies along them, or W is picked.
+    """Whether a batched product has no W s for each batch: s varies along them, or W is picked.
 
     A batch that may be one of several, and broadcast, is none either.
     """
@@ -157,7 +157,7 @@ def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
     if layer is Layer.GEMM and index == 1:
         return "would need a bias per row"
     if layer is Layer.GEMM and node.attributes.get_float("beta", 1.0) == 0.0:
-        return "leaves its bias out (beta is 0)"
+        return "omits its bias (beta is 0)"
     x, w = (view.shape(node.inputs[i]) for i in (0, 1))
     if layer is Layer.CONVOLUTION and (x is None or w is None or _conv_pads(node, x[2:], w[2:])):
         return "pads with zeros, which have no shift"

@@ -71,7 +71,7 @@ def refuse_factors(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
     if shared is not None:
         sentence = f"joins two functions of '{shared.name}', which is not linear"
         return refuse(RefusalCode.ACTIVATION, node, sentence)
-    sentence = "multiplies or divides by what varies along the normalised elements"
+    sentence = "multiplies or divides by values that vary along the normalized elements"
     return refuse(RefusalCode.VARIES_ALONG_FIBER, node, sentence)
 
 

@@ -124,7 +124,7 @@ def gathered(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
 
 
 def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
-    """GatherND picks slices by index tuples: axes of the data behind the indexed ones stay."""
+    """GatherND picks slices by index tuples: axes of the data after the indexed ones stay."""
     shape, rank = view.shape(node.inputs[1]), view.rank(node.outputs[0])
     if not shape or not isinstance(shape[-1], int) or rank is None:
         return None
@@ -133,7 +133,7 @@ def gathered_by_tuples(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | No
 
 
 def written(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
-    """Return the axes of a Scatter's updates by those of the data that it does not write along."""
+    """Return the updates' axes of a Scatter by the data axes that it does not write along."""
     rank, shape = view.rank(node.inputs[0]), view.shape(node.inputs[1])
     if rank is None or not shape:
         return None
@@ -174,12 +174,12 @@ def scatters_linearly(node: ir.Node) -> bool:
 
 
 def pads_constant(node: ir.Node) -> bool:
-    """Whether it pads with one number; else with what the tensor holds."""
+    """Whether it pads with one number; otherwise with numbers of the tensor."""
     return (node.attributes.get_string("mode", "constant") or "constant") == "constant"
 
 
 def pad_value(view: ModelInfo, node: ir.Node) -> float | None:
-    """Return the number it pads with, None where that is not known."""
+    """Return the padding number, or None if unknown."""
     if view.opset < 11:
         return node.attributes.get_float("value", 0.0)
     fill = node.inputs[2] if len(node.inputs) > 2 else None
@@ -196,7 +196,7 @@ def refuse_padding(view: ModelInfo, node: ir.Node, output: int) -> Refusal | Non
 
 
 def pads_of(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
-    """Return how much a Pad adds before and after each axis; None where that is not known."""
+    """Return how much a Pad adds before and after each axis; None if unknown."""
     pads = node.attributes.get_ints("pads", None) if view.opset < 11 else None
     if pads is not None:
         return tuple(pads)
@@ -219,5 +219,5 @@ def padded(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 def refuse_joining(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
     """Say why a Concat along a fiber is not followed."""
     del view, fiber
-    sentence = "joins tensors along the normalised elements"
+    sentence = "concatenates tensors along the normalized elements"
     return refuse(RefusalCode.CONCAT_ALONG_FIBER, node, sentence)

@@ -1,14 +1,14 @@
-"""Linear operators: sums, layouts, averages and products.  Centring a weight centres its product.
+"""Linear operators: sums, layouts, averages and products. Centering a weight centers its product.
 
 What is linear in several operands together carries P into all of them, each along the indices of
-the fiber that it has: P(a + b) = P a + P' b.  A product is linear in each factor alone.  Where one
-factor holds all indices of a fiber of the output and no other varies along them,
+the fiber that it has: P(a + b) = P a + P' b. A product is linear in each factor alone. If one
+factor has all indices of a fiber of the output and no other varies along them,
 
     P (A B + c) = A (P B) + P' c
 
-and P is carried into that factor, be it a weight (a writer) or an activation (attention times
-values, token mixing); the other factors are read exactly.  Their indexing maps (maps.py) tell which
-it is, and which indices an operator works along, so that it mixes or cuts the sets.
+and P applies to that factor, a weight (a writer) or an activation (attention times values, token
+mixing); the other factors are read exactly. Their indexing maps (maps.py) determine this factor,
+and the indices along which an operator works, so that it mixes or splits the sets.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def _broken(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
 class Linear:
     """Linear in some operands together, or in each alone, whose indices its map names.
 
-    ``unless`` says what else holds of a node; ``why`` a fiber is not carried into its operands.
+    ``unless`` lists exceptions for a node; ``why`` a fiber is not carried into its operands.
     """
 
     unless: Callable[[ModelInfo, ir.Node, int], ZeroMean | Refusal | None] = _nothing
@@ -145,7 +145,7 @@ def refuse_codes(view: ModelInfo, node: ir.Node, fiber: Fiber) -> Refusal:
 
 
 def without_map(node: ir.Node) -> Refusal:
-    """Return why a linear operator has no map."""
+    """Return why a linear operator lacks a map."""
     if row_of(node).family is Family.EINSUM:
         return refuse(RefusalCode.UNKNOWN_OP, node, "has an equation that is not followed")
     if any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")):

@@ -5,11 +5,11 @@
     Add, Mul   [o0 o1] [ o1 ] -> [o0 o1]          Transpose   [o1 o0] -> [o0 o1]
     Concat     [o0 o1!] [o0 o1!] -> [o0 o1!]      ReduceMean  [o0 _] -> [o0 _]
 
-A label that the output lacks is summed over.  What follows from a map alone: in which operand the
-indices of an output are, where those of an operand are in another operand or in the output, and
-what does not vary along them (linear.py).  An axis of one element that broadcasts has no label, and
-neither has one whose indices are lost or made.  A size that may be 1 or more has a label of its
-own ("?"), which matches nothing.  Along "!" an operator works: it joins, adds up, repeats or picks.
+A label that the output lacks is summed over. The map alone determines which operand has the indices
+of an output, where indices of an operand are in another operand or in the output, and what does not
+vary along them (linear.py). A broadcast axis of one element is not labeled, nor one whose indices
+are lost or new. A size that may be 1 gets a unique label ("?"), which matches nothing. Along "!" an
+operator works: it joins, adds up, repeats or picks.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class IndexMap:
         return frozenset(label for each in digits if each for label, _ in each)
 
     def image(self, fiber: Fiber, old: Axes, new: Axes, *, partly: bool = False) -> Fiber | None:
-        """Return where the indices of a fiber are in another operand.
+        """Return the positions of a fiber's indices in another operand.
 
-        None where it lacks one, unless ``partly``.
+        None if it lacks one, unless ``partly``.
         """
         digits = [self._digits(block, old) for block in fiber.blocks]
         held = {*chain(*new)}
@@ -120,7 +120,7 @@ def certain(axes: Axes) -> Axes:
 def map_of(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
     """Return the map of a linear operator.
 
-    None where ranks, sizes or an equation are not known, a refusal of what is not followed.
+    None if ranks, sizes or an equation are unknown, or a refusal of what is not followed.
     """
     row = row_of(node)
     rule = _MAPS.get(row.family) or _MAPS.get(row.layer)
@@ -277,7 +277,7 @@ def _renamed(sources: Callable[[ModelInfo, ir.Node], Mapping[int, int] | None]) 
 
 
 def _along(touched: Callable[[ModelInfo, ir.Node], Iterable[int] | Refusal | None]) -> _Rule:
-    """Make the rule of what works along some axes alone, alike in all sets off them."""
+    """Make the rule of operators that work only along some axes, equally for all sets off them."""
 
     def rule(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
         axes, ranks = touched(view, node), map(view.rank, (*node.inputs[:1], node.outputs[0]))
@@ -323,7 +323,7 @@ def _blocks(view: ModelInfo, node: ir.Node) -> IndexMap | None:
 def _recurrent(view: ModelInfo, node: ir.Node) -> IndexMap | None:
     """RNN, GRU and LSTM: x W' + Wb for each direction and gate.
 
-    The bias is Wb, be it there or not: the first half of each row of B.
+    The bias is Wb, present or not: the first half of each row of B.
     """
     del view
     batch_first = node.attributes.get_int("layout", 0) != 0

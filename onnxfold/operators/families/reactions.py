@@ -65,7 +65,7 @@ def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Rea
 
 
 def _must_see(node: ir.Node) -> Refusal:
-    return refuse(RefusalCode.EXACT_READER, node, "must see the values with gamma and beta")
+    return refuse(RefusalCode.EXACT_READER, node, "needs the values with gamma and beta")
 
 
 def adds_bias(node: ir.Node, index: int) -> bool:
@@ -111,7 +111,7 @@ def _why_broken(view: ModelInfo, node: ir.Node, index: int, channels: Channels) 
                 confirmed = transfer.backward(view, node, output, outer)
                 if isinstance(confirmed, Refusal):
                     return confirmed
-    return refuse(RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the channels {channels}")
+    return refuse(RefusalCode.FIBER_BROKEN, node, f"mixes or splits the channels {channels}")
 
 
 def _diagonal_behind(

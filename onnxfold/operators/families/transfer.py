@@ -66,5 +66,5 @@ def unknown_shape(node: ir.Node) -> Refusal:
 def broken(node: ir.Node, fiber: Fiber) -> Refusal:
     """Return the refusal for a node that mixes or cuts the fiber."""
     return refuse(
-        RefusalCode.FIBER_BROKEN, node, f"mixes or cuts the normalised elements ({fiber})"
+        RefusalCode.FIBER_BROKEN, node, f"mixes or splits the normalized elements ({fiber})"
     )

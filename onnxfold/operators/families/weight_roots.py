@@ -61,7 +61,7 @@ def root_of(
         value, channels = back
         outer = rest[1]
     if _dequantised(value):
-        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight; fuse before")
+        return refuse(RefusalCode.QUANTISED, reader.node, "has a quantized weight; fuse first")
     return refuse(RefusalCode.DYNAMIC_WEIGHT, reader.node, "has a weight that is not a constant")
 
 

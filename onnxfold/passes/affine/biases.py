@@ -37,7 +37,7 @@ def bias_of(
 def _first_halves(
     view: ModelInfo, operand: ir.Value | None, reader: Reader, absorbs: AbsorbingLayer
 ) -> Place | None:
-    """Return the bias [Wb, Rb] of a recurrent layer, of which Wb takes W beta."""
+    """Return the bias [Wb, Rb] of a recurrent layer, whose Wb absorbs W beta."""
     rows, size = absorbs.halves, 2 * absorbs.outer.size
     channels = Channels.along([(0, rows), (1, size // rows)])
     if operand is None:

@@ -272,7 +272,7 @@ def _with_new_biases(
             continue
         place = _behind(view, node, item.absorbs, reader.outer)
         if place is None:
-            return _no_bias(node, "has no bias to take beta, and can have none")
+            return _no_bias(node, "has no bias input for beta, and none can be added")
         without = without or node
         rows = elements(shape) // max(site.size, 1)
         size = reader.outer.size
@@ -286,7 +286,7 @@ def _with_new_biases(
         return made
     spent, saved = (f"{picoseconds / 1e6:.4g} µs" for picoseconds in (cost, saving))
     sentence = f"an Add would cost {spent}, and the norm saves at most {saved} without beta"
-    return _no_bias(without, f"has no bias to take beta: {sentence}")
+    return _no_bias(without, f"has no bias input for beta: {sentence}")
 
 
 def _behind(
@@ -316,7 +316,7 @@ def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal 
     with np.errstate(all="ignore"):
         left = None if source.beta is None else (source.beta / source.gamma).astype(dtype)
     if left is None or not np.all(np.isfinite(left)):
-        sentence = f"{why.sentence}, and beta / gamma, which would stay behind, is not finite"
+        sentence = f"{why.sentence}, and beta / gamma, which would remain, is not finite"
         return Refusal(why.code, sentence, why.nodes)
     return None
 

@@ -43,6 +43,6 @@ def kept_scale(view: ModelInfo, gamma: Float64, readers: Iterable[Absorption]) -
         left = _TWO
         if np.any((sizes > 0) & (sizes < 2 * float(limits.smallest_normal))):
             name = reader.weight.value
-            sentence = f"weight '{name}' can take back neither 1/2 nor 2 as {tensor.dtype}"
+            sentence = f"weight '{name}' can absorb neither 1/2 nor 2 as {tensor.dtype}"
             return Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
     return left

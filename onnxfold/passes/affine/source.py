@@ -110,7 +110,7 @@ def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | No
         parts = {index: _column(array, axis, repeat, len(shape)) for index, array in parts.items()}
     made = _vectors(parts, shape)
     if made is None:
-        return _unknown(site, "has a gamma or beta of another shape than its input")
+        return _unknown(site, "has a gamma or beta whose shape differs from its input's")
     channels, vectors = made
     return AffineSource(site, site.output, channels, vectors.get(_GAMMA), vectors.get(_BETA))
 
@@ -129,13 +129,11 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     inside = (site.gamma is not None and _GAMMA not in found) or not found
     found = _inside(view, site) if inside else found
     if not found:
-        sentence = (
-            f"norm '{site.name}' does not apply gamma and beta by a Mul and an Add of its own"
-        )
+        sentence = f"norm '{site.name}' does not apply gamma and beta by a separate Mul and Add"
         return Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(site.nodes[-1]),))
     made = _vectors({index: array for index, (_, array) in found.items()}, shape)
     if made is None:
-        return _unknown(site, "has a gamma or beta of another shape than its input")
+        return _unknown(site, "has a gamma or beta whose shape differs from its input's")
     channels, vectors = made
     nodes = tuple(node for node, _ in found.values())
     return AffineSource(

@@ -1,1 +1,1 @@
-"""The basis of a stream: times a power of two, or rotated, of which norms see nothing."""
+"""The basis of a stream: scaled by a power of two, or rotated, which norms ignore."""

@@ -14,7 +14,7 @@ LARGEST_HALF, SMALLEST_NORMAL_HALF = 65504.0, 2.0**-14
 
 @dataclass(frozen=True, slots=True)
 class RotatedWeight:
-    """A weight, by reference, of which every set of the fiber is multiplied by R."""
+    """A weight, by reference, with every set of the fiber multiplied by R."""
 
     value: str
     fiber: Fiber
@@ -25,7 +25,7 @@ class RotatedStream:
     """What is multiplied by one orthogonal matrix, by the value that it was found from.
 
     ``norms``: those that pass it on; ``values``: how many values are times R; ``substituted``:
-    there is no Hadamard matrix of the size, so that it is a random one.
+    there is no Hadamard matrix of the size, so R is random.
     """
 
     name: str
@@ -100,7 +100,7 @@ class NewEpsilon:
 
 @dataclass(frozen=True, slots=True)
 class OpenedValue:
-    """A value that stays as it is, and of which these readers read the product with c."""
+    """An unchanged value; these readers read its product with c."""
 
     value: str
     readers: tuple[ReaderRef, ...]

@@ -1,4 +1,4 @@
-"""Which streams and heads are rotated: those of which every part can take the matrix."""
+"""Which streams and heads are rotated: those whose every part can absorb the matrix."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,10 +1,10 @@
-"""What a stream x R is made of, R orthogonal: weights that take R, and what passes it on.
+"""The parts of a stream x R, R orthogonal: weights that absorb R, and carriers.
 
     RMS(x R) = RMS(x) R        f(x1 R, x2 R) = f(x1, x2) R        (x R) (R' A) = x A
 
-f acts on all channels alike (a carrier).  A sum over the channels of a product sees nothing of R
-where both factors are times R: of weights behind a norm, R' A is A with R along the axis that is
-summed over, and of queries and keys (q R) (k R)' = q k'.
+f treats all channels equally (a carrier). A sum over the channels of a product sees nothing of R
+where both factors are times R: for weights after a norm, R' A is A with R along the summed axis,
+and for queries and keys (q R) (k R)' = q k'.
 
 Source: Ashkboos et al., "SliceGPT", 2024, section 3.1; "QuaRot", 2024, for heads.
 """
@@ -50,7 +50,7 @@ class RotationWalk(StreamWalk):
         return None
 
     def backward(self, point: Point) -> Refusal | None:
-        """Take what a norm reads for what it gives; otherwise as any stream."""
+        """Map a norm's result to its input; otherwise as any stream."""
         site = self._site_of.get(point.value)
         if site is None or self.info.tensor(point.value) is not None:
             return super().backward(point)
@@ -69,7 +69,7 @@ class RotationWalk(StreamWalk):
         if site.kind not in (NormKind.RMS_NORM, NormKind.L2_NORM):
             code, why = RefusalCode.EXACT_READER, "subtracts the mean: it does not fold to RMSNorm"
         elif site.fiber != point.fiber:
-            code, why = RefusalCode.FIBER_BROKEN, f"normalises {site.fiber}, not {point.fiber}"
+            code, why = RefusalCode.FIBER_BROKEN, f"normalizes {site.fiber}, not {point.fiber}"
         elif not self.transfers.keeps_zero_mean(site):
             code = RefusalCode.AFFINE_NORM_OUTPUT
             why = (
@@ -83,7 +83,7 @@ class RotationWalk(StreamWalk):
         return Refusal(code, f"norm '{site.name}' {why}", (site.name,))
 
     def refuse_carrier(self, node: ir.Node, point: Point) -> Refusal | None:
-        """Say where a channel of the result depends on others, or stands in another order."""
+        """Return why a channel of the result depends on others, or changes its place, or None."""
         apart = facets.keeps_channels_apart(row_of(node)) or row_of(node).family is None
         if node.domain or not apart or not keeps_order(self.info, node, point.fiber):
             return self.unknown(node)
@@ -93,7 +93,7 @@ class RotationWalk(StreamWalk):
         """Take weights of floats."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' holds no floats"
+            sentence = f"'{name}' does not contain floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         return refuse_narrow(self.info, point.value)
 

@@ -161,7 +161,7 @@ def _range(ref: str, peak: float, c: float) -> ValueRange:
 def _places(info: ModelInfo, walk: ScaleWalk, split: int) -> list[ScaledPlace] | Refusal:
     """Return the places that change, as copies where others read a constant as it is.
 
-    Of one that is too large to be stored twice, what it gives is multiplied instead.
+    If one is too large to store twice, its result is multiplied instead.
     """
     taken = {(c.root.reader.node, c.root.reader.index): c for c in walk.constants}
     powers: dict[ir.Value, set[int]] = {}

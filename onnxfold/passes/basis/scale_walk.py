@@ -1,11 +1,11 @@
-"""What a stream times c > 0 is made of: constants that take c, norms that end it, and the rest.
+"""The parts of a stream times c > 0: constants that absorb c, norms that end it, and the rest.
 
     RMS_(c^2 e)(c x) = RMS_e(x)        LN_(c^2 e)(c x) = LN_e(x)        (A / c) (c x) = A x
 
-A value f(x1, x2, ..) times c is f(c x1, c x2, ..) where f is homogeneous in all of them together
-(a sum), and f(c x1, x2) where it is so in each alone (a product): a factor of the stream carries c,
-otherwise a constant one takes it.  What is computed in another way (by an activation) or given (an
-input) stays as it is, and a product with c stands behind it.
+A value f(x1, x2, ..) times c is f(c x1, c x2, ..) where f is homogeneous in all of them together (a
+sum), and f(c x1, x2) where it is so in each alone (a product): a factor of the stream carries c,
+otherwise a constant absorbs it. Values computed otherwise (by an activation) or given (an input)
+are unchanged, followed by a product with c.
 """
 
 from collections import defaultdict
@@ -42,10 +42,10 @@ class ScaledConstant:
 
 
 class ScaleWalk(StreamWalk):
-    """Finds all values that are times c when one is, and what makes them so.
+    """Finds all values that are scaled by c when one is, and how.
 
-    ``constants`` take a power of c; a product with c stands behind what is ``opened``, for the
-    readers that it names; the norms ``ending`` take c^2 into their epsilon.
+    ``constants`` take a power of c; a product with c follows each ``opened`` value, for the named
+    readers; the norms ``ending`` take c^2 into their epsilon.
     """
 
     change = "times a power of two"
@@ -78,7 +78,7 @@ class ScaleWalk(StreamWalk):
         return [p.value for p in self.stream.values if p.value not in self.opened]
 
     def open_behind(self, constant: ScaledConstant) -> bool:
-        """Let a product with c stand behind what a constant alone makes times c, in its place."""
+        """Append a product with c to a node instead of scaling its only constant, if possible."""
         node = constant.node
         alone = [each for each in self.constants if each.node is node] == [constant]
         read = any(self.holds(value) for value in node.inputs)
@@ -93,7 +93,7 @@ class ScaleWalk(StreamWalk):
         if point.value.dtype in FLOATS:
             return None
         name = point.value.name or ""
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' does not contain floats", (name,))
 
     def refuse_second(self, known: Point) -> Refusal | None:
         """Take a value again: a scale is the same along every fiber."""
@@ -117,7 +117,7 @@ class ScaleWalk(StreamWalk):
         return why or self._take(node, self._affine_inputs(node) or data)
 
     def _is_opaque(self, node: ir.Node, value: ir.Value) -> bool:
-        """Whether nothing that a node reads can be multiplied in place of what it gives."""
+        """Whether no operand of a node can be multiplied instead of its result."""
         site = self.norms.get(node)
         if site is not None and site.form is not NormForm.DECOMPOSED:
             return value is not site.output or not self._affine_inputs(node)

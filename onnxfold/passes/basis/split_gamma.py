@@ -1,11 +1,11 @@
-"""How much of each gamma a norm keeps, and how much the linear layers behind it take.
+"""How much of each gamma a norm keeps, and how much the downstream linear layers absorb.
 
     y = (n * g / s) (diag(s) W),    s_j = max|x_j|^a / max|W_j|^(1 - a),    x = n * g + b
 
-for any s > 0: s = 1 is the file as it is, s = g moves gamma.  s is rounded to powers of two, so
-that not one digit changes, and shared by all layers that read the norm.  a is the one of a grid
-with the least error of these layers in int8, with one scale for each tensor, on rows that the norm
-gives for inputs; without such a run it is by the bound |n| <= sqrt(d).
+for any s > 0: s = 1 leaves the file unchanged, s = g moves gamma. s is rounded to powers of two, so
+that not one digit changes, and shared by all layers that read the norm. a is the one of a grid with
+the least error of these layers in int8, with one scale for each tensor, on rows that the norm gives
+for inputs; without such a run it is by the bound |n| <= sqrt(d).
 
 Source: Xiao et al., "SmoothQuant", 2023, equation 4.
 """
@@ -168,7 +168,7 @@ def _measure(info: ModelInfo, cases: Iterable[_Case], settings: Settings, observ
 def _split(
     info: ModelInfo, case: _Case, grid: Iterable[float], *, forced: bool
 ) -> GammaSplit | None:
-    """Return the split with the least error; None where it is not clearly less than without."""
+    """Return the split with the least error; None unless it is clearly better than no split."""
     weights = [_matrix(info, place) for place in case.readers]
     x = np.concatenate(case.rows)[:_ROWS] if case.rows else None
     reach = np.abs(x).max(axis=0) if x is not None else _bound(info, case)
@@ -239,7 +239,7 @@ def _in_steps(array: Float64) -> Float64:
 
 
 def apply(edit: Editor, plan: SplitPlan, settings: Settings) -> None:
-    """Divide gammas and betas, and multiply the weights behind them."""
+    """Divide gammas and betas, and multiply the downstream weights."""
     del settings
     places = PlaceEditor(edit)
     for split in plan.splits:

@@ -76,7 +76,7 @@ def joined_fibers(fibers: Iterable[Fiber]) -> list[Fiber]:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """A centring node after ``value``, for the given node inputs and the given folded norms."""
+    """A centering node after ``value``, for the given node inputs and the given folded norms."""
 
     value: str
     fiber: Fiber

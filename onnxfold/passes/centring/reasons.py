@@ -37,9 +37,9 @@ class Reasons:
         needed = "" if obstacle is None or start in self._hopeless else self._needed(start)
         obstacle = obstacle or self._nearest(start, frozenset())
         if obstacle is None:
-            sentence = f"centring its input would cost more than it saves{moved}"
+            sentence = f"centering its input would cost more than it saves{moved}"
             return Refusal(RefusalCode.NOT_WORTH, sentence, ())
-        dear = "an inserted centring would cost more than it saves"
+        dear = "an inserted centering would cost more than it saves"
         return Refusal(obstacle.code, f"{obstacle.sentence}{needed}{moved}; {dear}", obstacle.nodes)
 
     def _nearest(self, start: Point, ends: frozenset[Point]) -> Refusal | None:

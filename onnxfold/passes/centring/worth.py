@@ -181,7 +181,7 @@ def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal
     """Refuse a norm for which no inserted centering pays, with its savings and costs."""
     spent = costs.centred(work(view.shape(demand.site.input), demand.site.size))
     saved = demand.gain_ps - demand.spent_ps
-    return _dearer(view, demand.site, saved, "an inserted centring", spent)
+    return _dearer(view, demand.site, saved, "an inserted centering", spent)
 
 
 def _dearer(view: ModelInfo, site: NormSite, saved: int, what: str, spent: int) -> Refusal:

@@ -93,7 +93,7 @@ def _deferred(
     if not half:  # products of tables and gammas may exceed their separate ranges
         norm = _with_gammas(info, norm, flow, _cancelled(site, flow, held))
     if not is_wanted(settings):
-        sentence = f"nothing was measured to be gained with the target {settings.target}"
+        sentence = f"no gain was measured for the target {settings.target}"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     gone = {other.output for other in _cancelled(site, flow, held)}
     read = {node.outputs[0] for node in _tables(site, flow, held)}
@@ -141,10 +141,11 @@ def _refuse_flow(
         sentence = f"it must be computed for {', '.join(blamed) or 'an output of the graph'}"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     if not first:
-        sentence = "no linear layer behind it can do without its scale"
+        sentence = "no downstream linear layer can omit its scale"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     if not taken.isdisjoint(flow.scales):
-        return Refusal(RefusalCode.NOT_WORTH, "its scale would meet another's", (site.name,))
+        sentence = "its scale would combine with another deferred scale"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     return None
 
 

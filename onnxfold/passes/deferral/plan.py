@@ -125,7 +125,7 @@ class DeferredNorm:
 
     def __str__(self) -> str:
         multiplied, cancelled = len(self.multiplied), len(self.cancelled)
-        return f"{self.name}: multiplied at {multiplied} values, cancelled by {cancelled} norms"
+        return f"{self.name}: multiplied at {multiplied} values, canceled by {cancelled} norms"
 
     def to_json(self) -> dict[str, object]:
         """Return the report's form."""

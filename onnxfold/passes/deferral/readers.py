@@ -60,10 +60,10 @@ def centred_readers(
     A refusal means that one of them cannot be centered.
     """
     if not settings.defer_means:
-        sentence = "its mean would stay in what is multiplied, whose rounding grows with it"
+        sentence = "its mean would stay in the product, whose rounding grows with it"
         return Refusal(RefusalCode.ROUNDS_MORE, sentence, (site.name,))
     if not settings.defer_layer_norms:
-        sentence = "the mean that it takes out costs a product with it more than the check allows"
+        sentence = "a product that keeps the mean would err by more than the check allows"
         return Refusal(RefusalCode.NOT_PROVED, sentence, (site.name,))
     fibers = {site.output: site.fiber}
     found = first_layers(info, fibers, flow, settings)
@@ -71,10 +71,10 @@ def centred_readers(
         return found
     seeing = next((other for other in flow.cancelled if other.input in fibers), None)
     if seeing is not None:
-        return refuse(RefusalCode.HAS_MEAN, seeing.last, "does not take out the mean itself")
+        return refuse(RefusalCode.HAS_MEAN, seeing.last, "does not subtract the mean itself")
     ended = fibers.keys() & flow.ended
     if ended:
-        sentence = f"'{next(iter(ended)).name}' is read by other operators than linear layers"
+        sentence = f"'{next(iter(ended)).name}' is read by operators other than linear layers"
         return Refusal(RefusalCode.EXACT_READER, sentence, (site.name,))
     centred = tuple(CentredReader(layer.reader, layer.fiber, layer.nbytes) for layer in found)
     return centred, _bound(site, found)
@@ -121,7 +121,7 @@ def first_layers(
 
 
 def image(info: ModelInfo, node: ir.Node, source: ir.Value, fiber: Fiber) -> Fiber | None:
-    """Return the channels of a value after a node that reshapes it, or None."""
+    """Return where the channels of a value are after a node that reshapes it, or None."""
     old, new = info.shape(source), info.shape(node.outputs[0])
     if not facets.reshapes(row_of(node)) or old is None or new is None:
         return None
@@ -141,11 +141,11 @@ def layer_weight(
         sentence = "has a weight that is not a stored floating-point constant"
         return refuse(RefusalCode.DYNAMIC_WEIGHT, node, sentence)
     if tensor.dtype is not source.dtype:
-        sentence = f"reads a weight of {tensor.dtype} beside activations of {source.dtype}"
+        sentence = f"reads a weight of {tensor.dtype} with activations of {source.dtype}"
         return refuse(RefusalCode.UNSUPPORTED_TYPE, node, sentence)
     inside = whole_axes(tuple(tensor.shape.numpy()), place.channels.axes)
     if inside is None or inside.size != fiber.size:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "cuts the channels of the norm")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "splits the channels of the norm")
     return place.weight, inside
 
 
@@ -160,6 +160,6 @@ def _first_layer(
     tensor = known_tensor(weight)
     shared = len(weight.uses()) > 1 or weight.is_graph_output() or weight.is_graph_input()
     if shared and tensor.nbytes > settings.allow_split:
-        return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight that others read as well")
+        return refuse(RefusalCode.SHARED_WEIGHT, node, "has a weight with other readers")
     reader = ReaderRef(info.node_ref(node), index)
     return FirstLayer(node, reader, tensor, inside, tensor.nbytes if shared else 0)

@@ -1,9 +1,9 @@
 """Skip norms that were split for the analysis become one operator again if the norm stays.
 
-A model that an optimizer has fused keeps its fusions but for those that a fold took the place of.
-The original is split once more, and what that gives is looked for in the result: the same nodes
-between the same values, or others in their place, such as a gamma that has moved.  A part that has
-been stored, as the positions of a fixed length are, must have the numbers that the split computes.
+The fusions of an optimized model are kept, except those that a fold replaced. The original is split
+again, and the result is searched for the parts: the same nodes between the same values, or with
+replaced values, such as a moved gamma. A part that is stored now, such as positions of a fixed
+length, must have the numbers that the split computes.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -157,7 +157,7 @@ def _operand(
     match: _Match,
     values: Mapping[str | None, ir.Value],
 ) -> ir.Value | None:
-    """Return what an operand of the skip norm is in the result; None where it is there no more.
+    """Return the counterpart of a skip norm's operand in the result; None if it is gone.
 
     A constant comes back that only a part has read which is stored now.
     """

@@ -169,7 +169,7 @@ def writer_of(
         if value is None or node is None:
             break
         if (len(element_readers(value)) != 1 and value is not known) or value.is_graph_output():
-            return refuse(RefusalCode.EXACT_READER, node, "gives its result to others as well")
+            return refuse(RefusalCode.EXACT_READER, node, "has other readers of its result")
         if node.graph is not op.node.graph:
             return refuse(RefusalCode.BODY_BORDER, node, "is in another graph")
         if facets.takes_scale(row_of(node)):
@@ -232,14 +232,14 @@ def _before_cut(
     """Return the channels before a cut, and which of them belong to the part."""
     node = value.producer() or op.node
     if not only_part(view, value, cut):
-        return refuse(RefusalCode.EXACT_READER, node, "takes what others read as well")
+        return refuse(RefusalCode.EXACT_READER, node, "has an input with other readers")
     own = Channels.along([(cut.axis, cut.length)])
     if op.shift is not None and channels != own:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is split along other channels")
     if op.shift is None and (op.scale is None or bool(np.all(op.scale == 1))):
-        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has nothing to give to a part")
+        return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "has no constant for a part")
     if channels.digits and channels != own:
-        return refuse(RefusalCode.FIBER_BROKEN, node, "is cut along other channels")
+        return refuse(RefusalCode.FIBER_BROKEN, node, "is split along other channels")
     start, length = cut.start, cut.length
     if part is not None and channels.digits:
         start, length = start + part[0], part[1]
@@ -374,7 +374,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
 def _in_operand(
     known: IndexMap | Refusal | None, channels: Channels, index: int
 ) -> Channels | None:
-    """Return where channels of the output are in an operand, None where it lacks one."""
+    """Return the channels of the output in an operand, or None if it lacks one."""
     if not channels.digits:
         return SCALAR
     if not isinstance(known, IndexMap):

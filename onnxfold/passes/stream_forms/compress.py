@@ -74,7 +74,7 @@ def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
     wanted, left = settings.multiple_of, site.fiber.blocks[0].size - 1
     if left % wanted == 0:
         return None
-    sentence = f"{left} channels are no multiple of {wanted}; padded, they are no fewer than before"
+    sentence = f"{left} is not a multiple of {wanted}; padding would restore the original count"
     return Refusal(RefusalCode.UNALIGNED, sentence, (site.input.name or "",))
 
 

@@ -77,7 +77,7 @@ class _LengtheningWalk(ResizingWalk):
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is not None and tensor.dtype in FLOATS:
             return refuse_narrow(self.info, point.value)
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' holds no floats", (name,))
+        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' does not contain floats", (name,))
 
     def enters(self, point: Point, origin: Backward) -> bool:
         """Whether a Slice removes the last channel of a value that still has all of them."""

@@ -36,7 +36,7 @@ class LinearReader:
 
 
 class ReadersWalk(ResizingWalk):
-    """Finds what stands between norms and linear layers; each of ``starts`` is given by a norm."""
+    """Walk over the nodes between norms and linear layers; norms compute ``starts``."""
 
     def __init__(
         self,

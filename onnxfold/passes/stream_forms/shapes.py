@@ -49,7 +49,7 @@ def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
     if _entry(info, node, axis) is not None:
         return None
     label = node_label(node)
-    sentence = f"{operator(node)} '{label}' is told a size of channels that is computed"
+    sentence = f"{operator(node)} '{label}' reads a computed number of channels"
     return Refusal(RefusalCode.UNKNOWN_SHAPE, sentence, (label,))
 
 

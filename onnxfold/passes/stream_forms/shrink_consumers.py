@@ -35,7 +35,7 @@ def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
             output = node.outputs[0]
             if _has_affine(info, node):
                 sentence = (
-                    f"norm '{node.name}' has gamma or beta, which no layer behind it has taken"
+                    f"norm '{node.name}' has a gamma or beta that no downstream layer absorbed"
                 )
                 why = Refusal(RefusalCode.AFFINE_NORM_OUTPUT, sentence, (node.name or "",))
                 refusals[info.ref(output)] = why
@@ -122,7 +122,7 @@ def _refuse_shared(info: ModelInfo, walk: ReadersWalk) -> Refusal | None:
         others = [r for r in info.readers(weight) if (r.node, r.index) not in readers]
         if others or len({layer.axis for layer in layers}) > 1 or weight in own:
             name = weight.name or ""
-            sentence = f"weight '{name}' is read by others that need all of its rows"
+            sentence = f"weight '{name}' has other readers that need all of its rows"
             return Refusal(RefusalCode.SHARED_WEIGHT, sentence, (name,))
     return None
 

@@ -101,7 +101,7 @@ class ResizingWalk(StreamWalk):
         """Return why a weight cannot omit a channel, or None."""
         tensor, name = self.info.tensor(point.value), point.value.name or ""
         if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' holds no floats"
+            sentence = f"'{name}' does not contain floats"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
         if not is_centred_weight(tensor, point.fiber):
             sentence = f"weight '{name}' has a mean along {point.fiber}"

@@ -1,8 +1,8 @@
-"""What stands before the calls of gRPC: how many messages come in at once, and for how long.
+"""A queue before gRPC calls: how many messages arrive at once, and for how long.
 
-gRPC keeps what has come of a message, and says nothing of it before all has. So a call is taken as
-a stream of one message, and asks for that when it is its turn: what has come of it until then fits
-in the window of its stream.
+gRPC buffers an incomplete message without reporting its size. A call is therefore treated as a
+stream of one message, requested when it is its turn: until then the received part fits in the
+window of its stream.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Arrivals(aio.ServerInterceptor):
         self._coming: dict[asyncio.Timeout, float] = {}  # since when
 
     async def intercept_service(self, continuation: Any, call: Any) -> Any:
-        """Return the call's handler behind its turn; calls of many messages are not taken."""
+        """Return the call's handler after its turn; calls of many messages are not taken."""
         handler = await continuation(call)
         if handler is None or handler.unary_unary is None:
             return None

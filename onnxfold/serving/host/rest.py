@@ -197,7 +197,7 @@ def _read(
         inputs.append(one)
         offset += used
     if offset != len(binary):
-        raise InferenceError(f"the body holds {len(binary) - offset} bytes that no input claims")
+        raise InferenceError(f"the body has {len(binary) - offset} bytes that belong to no input")
     outputs = _list(document, "outputs")
     for entry in outputs:
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):

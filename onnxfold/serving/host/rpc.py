@@ -264,7 +264,7 @@ def _read(request: pb.ModelInferRequest) -> InferenceRequest:
         if datatype is None:
             raise InferenceError(
                 f"input '{tensor.name}' has the datatype '{tensor.datatype}', "
-                "which the protocol does not know"
+                "which is unknown to the protocol"
             )
         if raw and tensor.HasField("contents"):
             raise InferenceError(f"input '{tensor.name}' has raw contents and others too")

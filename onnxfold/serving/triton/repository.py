@@ -136,8 +136,8 @@ def _checked(source: Path, deployment: Deployment) -> Deployment:
     folder = repository / name
     if (folder / str(deployment.version)).exists() and not deployment.force:
         raise UsageError(
-            f"version {deployment.version} of '{name}' is in '{repository}' already; give another "
-            "--version, or --force to replace it"
+            f"version {deployment.version} of '{name}' is in '{repository}' already; choose "
+            "another --version, or --force to replace it"
         )
     foreign = _foreign(folder / str(deployment.version))
     if foreign:
@@ -251,7 +251,7 @@ def _check_config(existing: Path, config: str, chosen: Deployment) -> None:
         return
     if existing.read_text(encoding="utf-8") != config:
         raise UsageError(
-            f"'{existing}' says something else than what this model needs; --keep-config keeps it, "
+            f"'{existing}' differs from what this model needs; --keep-config keeps it, "
             "--force replaces it"
         )
 

@@ -341,7 +341,7 @@ def test_recurrent_operators_agree_with_torch(
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_grouped_attention_norms_every_head_of_queries_and_keys(packed: bool) -> None:
-    """ONNX Runtime has no such kernel for CPUs to compare with."""
+    """ONNX Runtime lacks such a CPU kernel to compare with."""
     q, k, v = random(1, 3, 16), random(1, 3, 8), random(1, 3, 8, seed=1)
     gammas = random(4), random(4, seed=1)
     heads = {"num_heads": 4, "kv_num_heads": 2, "qk_norm_epsilon": 1e-5}

@@ -216,7 +216,7 @@ def onnx2tf(path: str, inputs: Inputs) -> Loaded:
             input_onnx_file_path=path,
             output_folder_path=folder,
             copy_onnx_input_output_names_to_tflite=True,
-            keep_ncw_or_nchw_or_ncdhw_input_names=pictures,  # else they are transposed
+            keep_ncw_or_nchw_or_ncdhw_input_names=pictures,  # otherwise they are transposed
             non_verbose=True,
         )
         file = next(Path(folder).glob("*_float32.tflite")).read_bytes()

@@ -21,8 +21,8 @@ from typing import Any
 import onnx
 
 Inputs = dict[str, Any]
-# What the transformers optimizer of ONNX Runtime makes of several nodes, under one name where the
-# LayerNorm and the RMSNorm form stand for one another.
+# Fused operators of ONNX Runtime's transformers optimizer, under one name for the LayerNorm and the
+# RMSNorm form.
 FUSED = {
     "Attention": "Attention",
     "MultiHeadAttention": "Attention",
@@ -60,7 +60,7 @@ def extract_model(source: Path, target: Path, inputs: Inputs) -> None:
 
 
 def compose(source: Path, target: Path, inputs: Inputs) -> None:
-    """Put a model that passes its input on behind the first output."""
+    """Append a model that passes its input on to the first output."""
     model = onnx.load(source)
     (kind,) = (output.type for output in model.graph.output)
     ends = [onnx.ValueInfoProto(name=name, type=kind) for name in ("given", "passed")]
@@ -134,7 +134,7 @@ def float16_onnxruntime(source: Path, target: Path, inputs: Inputs) -> None:
 def mixed_precision(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxconverter_common import auto_mixed_precision
 
-    # The tolerances of its documentation; it has no defaults.
+    # The tolerances of its documentation; it lacks defaults.
     made = auto_mixed_precision.auto_convert_mixed_precision(
         onnx.load(source), inputs, rtol=0.01, atol=0.001, keep_io_types=True
     )

@@ -1,4 +1,4 @@
-"""Small graphs around one norm, and what affine fusion makes of them, in float64."""
+"""Small graphs around one norm, and their affine fusions, in float64."""
 
 from __future__ import annotations
 

@@ -538,7 +538,7 @@ def test_norms_of_one_gamma_share_a_weight_in_place() -> None:
 
 @pytest.mark.parametrize("name", ["RMSNormalization", "SimplifiedLayerNormalization"])
 def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> None:
-    """gamma is then an operand of the operator, not a Mul behind it."""
+    """gamma is then an operand of the operator, not a Mul after it."""
     model = graph(
         f"u = ReduceMean(x, axes) d = Sub(x, u) n = {name}<axis=-1>(d, gamma) y = MatMul(n, W)",
         X,
@@ -553,7 +553,7 @@ def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> No
 
 
 def test_many_layers_with_weights_in_constant_nodes_take_gamma_and_beta() -> None:
-    """Their stored weights counted as values of which nothing is known: the proof gave up."""
+    """Their stored weights counted as unknown values: the proof gave up."""
     layers = range(8)
     shapes: Shapes = dict(AFFINE)
     for i in layers:

@@ -88,7 +88,7 @@ def _weights(path: Path) -> dict[str, np.ndarray]:
 def test_moving_and_centring_give_the_same_weights_in_either_order(
     name: str, tmp_path: Path
 ) -> None:
-    """At once, or first the centring of all norms and then, of what was written, the rest.
+    """At once, or first the centering of all norms and then, of what was written, the rest.
 
     No weight of these takes both, so not even a rounding differs; for one that does, see
     tests/weights/test_affine_arrays.py.

@@ -66,7 +66,7 @@ def test_a_gamma_as_wide_as_large_models_have_moves() -> None:
 def test_where_it_stays_the_terminal_says_why(
     norm: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in Nemotron, whose linear layers have no bias to take beta."""
+    """As in Nemotron, whose linear layers have no bias for beta."""
     model = _model(_NORMS[norm], _GAMMAS["w + 1"], "float", 2, "y = Tanh(p)")
     document = onnxfold.inspect(model)
     assert document["summary"]["gamma_fused"] == 0

@@ -74,7 +74,7 @@ g (float[B, 3, 4] x) => (float[B, 3, 2] y)
 
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 def test_an_identity_in_front_of_them_goes_too(target: str) -> None:
-    """Left behind the norm, it would hide the norm from the report."""
+    """If it were left after the norm, it would hide the norm from the report."""
     result = onnxfold.optimize(parser.parse_model(COPIED), target=target)
     assert [(fusion.gamma, fusion.beta) for fusion in result.plan.fusions] == [(True, True)]
     (row,) = result.report["inspect"]["norms"]

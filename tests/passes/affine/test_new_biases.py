@@ -1,4 +1,4 @@
-"""A beta whose readers have no bias: worth an Add behind them, or not, by the target's costs."""
+"""A beta whose readers have no bias: worth an Add or not, by the target's costs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _folding(width: int) -> ir.Model:
     [
         ("onnx", 3, True),  # the norm folds, and an RMS norm adds no beta
         ("ort", 3, True),
-        ("ort", 8, False),  # as many elements to add to behind the product
+        ("ort", 8, False),  # as many elements to add to after the product
         ("ort", 24, False),
         ("kernels", 3, False),  # the kernel adds beta for nothing
     ],
@@ -190,7 +190,7 @@ def test_the_beta_of_a_dyt_is_weighed_as_the_add_that_it_is() -> None:
 
 @pytest.mark.parametrize(("smallest", "moves"), [(1e-3, True), (1e-5, False), (0.0, False)])
 def test_beta_over_gamma_stays_where_its_type_can_hold_it(smallest: float, moves: bool) -> None:
-    """1e5 is no number of float16; a plan with it would be refused, and all other moves with it."""
+    """1e5 exceeds float16; a plan with it would be refused, and all other moves with it."""
     made = {
         "alpha": np.array(0.5, np.float16),
         "gamma": np.array([[[1.0]], [[smallest]]], np.float16),

@@ -25,7 +25,7 @@ def test_gamma_behind_a_layer_scale_moves_out_of_a_norm_that_is_spelled_out() ->
 
 
 def test_a_gamma_that_a_scale_went_into_is_rounded_once() -> None:
-    """A weight of half floats gets the product of all three as it is, not that of a rounded one."""
+    """A weight of half floats becomes the product of all three, rounded once."""
     body = (
         "n = LayerNormalization(x, gamma) t = Transpose(n) s = Mul(t, scale) z = Transpose(s) "
         "y = MatMul(z, W)"

@@ -1,4 +1,4 @@
-"""A bias that is subtracted behind a linear layer takes beta as one that is added does."""
+"""A bias subtracted after a linear layer absorbs beta as an added one does."""
 
 from __future__ import annotations
 

@@ -302,10 +302,10 @@ def test_an_epsilon_that_no_attribute_can_hold_keeps_the_spelling_of_the_norm() 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_difference_from_its_own_mean_is_centred_and_from_another_is_not(own: bool) -> None:
-    """Something else reads it, or it would be a part of the norm."""
+    """Another node reads it, or it would be a part of the norm."""
     graph = Graph()
     graph.weights["axes"] = np.array([-1], dtype=np.int64)
-    h = graph.node("Relu", ["x"], "h")  # nothing before it can be centred
+    h = graph.node("Relu", ["x"], "h")  # nothing before it can be centered
     graph.node("ReduceMean", [h if own else "x", "axes"], "mean")
     graph.norm(graph.node("Sub", [h, "mean"], "difference"), "ln")
     plan = graph.fold("ln", graph.node("Tanh", ["difference"], "read")).plan

@@ -38,7 +38,7 @@ TABLES = {"WORD_TABLE": 32, "PLACE_TABLE": LONGEST, "KIND_TABLE": 2}
 
 
 def embedding(body: str = POSITIONS + EMBEDDING, outputs: str = "y") -> onnx.ModelProto:
-    """The input of BERT, by TorchScript, and something like attention behind it."""
+    """The input of BERT, by TorchScript, with attention-like nodes after it."""
     made = ", ".join(f"float[B,S,{WIDTH}] {name}" for name in outputs.split())
     model = parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -66,7 +66,7 @@ def folds(model: onnx.ModelProto, target: str = "onnx") -> int:
 
 
 def fused(model: onnx.ModelProto) -> Counter[str]:
-    """The operators that the optimizer makes of a model."""
+    """Return the optimizer's fused operators of a model."""
     made = optimized(model, "bert", 0, num_heads=2, hidden_size=WIDTH)
     return Counter(node.op_type for node in made.graph.node)
 
@@ -220,7 +220,7 @@ def test_attention_is_found_whose_bias_is_the_first_operand() -> None:
 
 
 def test_attention_is_found_where_beta_would_be_added_first() -> None:
-    """The optimizer would take the Add of beta for that of attention's bias."""
+    """The optimizer would mistake the Add of beta for attention's bias."""
     made = onnxfold.optimize(post_norm(trained=True))
     for each in (post_norm(trained=True), made.model):
         assert fused(each)["Attention"] == 1

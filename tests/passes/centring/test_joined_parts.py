@@ -1,4 +1,4 @@
-"""Parts of one weight that are centred along several fibers: together where none is in two."""
+"""Parts of one weight that are centered along several fibers: together where none is in two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxfold.weights.centre import centred_tensor
 
 
 def _part(size: int, chosen: str) -> Fiber:
-    """Sets of so many neighbours among 12 channels; those of the 1s are chosen."""
+    """Sets of so many neighbors among 12 channels; the sets marked 1 are chosen."""
     sets = 12 // size
     blocks = [AxisBlock(0, 1, size, sets)]
     return Fiber.of(blocks).within([AxisBlock(0, size, sets, 1)], (c == "1" for c in chosen))

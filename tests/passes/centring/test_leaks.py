@@ -1,4 +1,4 @@
-"""What else reads a value inside a LayerNorm, and whether a fold changes it."""
+"""Other readers of a value inside a LayerNorm, and whether a fold changes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUND = 1e-12
 def test_what_follows_the_subtraction_may_be_read_and_the_mean_may_not(
     read: str, folds: int
 ) -> None:
-    """A centred x has a mean of 0, which its reader would see; the rest is what it was."""
+    """A centered x has a mean of 0, which its reader would see; the rest is what it was."""
     body = (
         "x = MatMul(u, W) m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) q = Mul(d, d) "
         f"v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) s = Sqrt(e) y = Div(d, s) z = Abs({read})"

@@ -19,7 +19,7 @@ Edges = list[tuple[int, int, int]]
 
 
 def _brute_force(nodes: int, edges: Edges) -> tuple[int, frozenset[int]] | None:
-    """The value of the best cut and its smallest source side; None where every cut is infinite."""
+    """The value of the best cut and its smallest source side; None if every cut is infinite."""
     best: int | None = None
     sides: list[frozenset[int]] = []
     others = range(2, nodes)

@@ -1,4 +1,4 @@
-"""Half floats behind a Cast are exact numbers of a wider computation: no edit rounds them again."""
+"""Half floats after a Cast are exact numbers of a wider computation, and are not rounded again."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_proof_refuses_a_weight_that_is_rounded_again(
 def test_the_proof_takes_a_weight_of_which_no_number_is_rounded(
     step: int, folds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Means of six integers are integers where these are multiples of six, and sixths else."""
+    """Means of six integers are integers if their sum is a multiple of six, otherwise sixths."""
     _force(monkeypatch)
     V16 = step * np.random.default_rng(1).integers(-9, 9, (6, 6)).astype(np.float16)
     body = "V = Cast<to=1>(V16) h = MatMul(x, V) y = LayerNormalization<axis=-1>(h, gamma)"
@@ -166,7 +166,7 @@ def _sentence(result: onnxfold.Result) -> str:
 
 
 def test_forced_it_would_lose_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of the edited weights, in float64 throughout, is that of half floats."""
+    """The error of the edited weights, in float64 throughout, is as large as for half floats."""
     model = _model("nothing")
     monkeypatch.setattr("onnxfold.streams.dataflow.refuse_narrow", lambda *_: None)
     folded = onnxfold.optimize(model, check=None, fuse_affine=False).model

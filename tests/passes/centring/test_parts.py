@@ -1,4 +1,4 @@
-"""Norms of q and k behind a product that makes q, k and v at once: a part of its weight is centred.
+"""Norms of q and k after a joint product of q, k and v: a part of its weight is centered.
 
 Every layout is folded, proved, and compared with the original in float64.
 """
@@ -139,7 +139,7 @@ def _model(case: _Case, dtype: str = "float") -> ir.Model:
         {name: array for name, array in made.items() if re.search(rf"\b{name}\b", text)},
     )
     for value in model.graph.outputs:
-        value.shape = None  # a type alone would say that it has no axes
+        value.shape = None  # the type alone would show that it has no axes
     return model
 
 
@@ -163,7 +163,7 @@ def test_norms_of_parts_fold(name: str) -> None:
     assert folded.proof.passed, folded.proof.failures
     assert len(folded.plan.folds) == folded.proof.folded_norms == case.folds
     assert not folded.plan.insertions
-    # One edit for each weight, whatever number of parts is centred.
+    # One edit for each weight, whatever number of parts is centered.
     assert len({weight.value for weight in folded.plan.weights}) == len(folded.plan.weights)
     # Float64 on both sides; sums of C terms and means of at most H D, in another order.
     assert _error(model, folded.model) <= 64 * 2.0**-52

@@ -71,7 +71,7 @@ def test_a_quantised_layer_is_named_behind_its_cast_and_scale(added: str) -> Non
 
 
 def test_what_is_picked_of_an_activation_is_no_embedding() -> None:
-    """The paper's rule would centre the rows of a table, and there is none."""
+    """The paper's rule would center the rows of a table, and there is none."""
     made = weights(table=(9, 6)) | {"ones": np.ones(6)}
     body = "h = Tanh(x) rows = Gather({}, ids) y = LayerNormalization<axis=-1>(rows, ones)"
     counts = []
@@ -103,7 +103,7 @@ def test_a_printed_plan_says_what_happens_to_everything() -> None:
     assert any(
         line.startswith("centre    table") and "copy for 2 readers" in line for line in lines
     )
-    assert any(line == "insert    centring of x for 3 readers" for line in lines)
+    assert any(line == "insert    centering of x for 3 readers" for line in lines)
     assert any(line.startswith("leave     left: Relu 'r'") for line in lines)
 
 

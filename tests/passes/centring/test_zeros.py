@@ -27,7 +27,7 @@ def test_a_product_with_zeros_does_not_see_a_shift(product: str, zeros: np.ndarr
 
 @pytest.mark.parametrize("product", ["z = Mul(h, some)", "z = Div(some, h)"])
 def test_one_number_that_is_not_zero_sees_it(product: str) -> None:
-    """Were the stream centred all the same, the result would be another one."""
+    """Were the stream centered all the same, the result would be another one."""
     text = _STREAM.format(f"{product} k = Exp(z)")
     some = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     made = {**weights(W=(6, 6), gamma=(6,), beta=(6,)), "some": some}

@@ -41,7 +41,7 @@ class Architecture:
     gated: bool = True
 
     def model(self, opset: int, epsilon: float, dtype: str = "double") -> ir.Model:
-        """Return a block that reads x: [B, T, 5], behind a linear layer and before another."""
+        """Return a block that reads x: [B, T, 5], after a linear layer and before another."""
         return _Block(self, opset, epsilon).model(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Small graphs with an RMS norm, and what the pass makes of them: versions, plan and proof."""
+"""Small graphs with an RMS norm, and the pass's results: versions, plan and proof."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def feed_forward(activation: str, opset: int = 18) -> ir.Model:
 
 
 def attention(opset: int = 18, **constants: float) -> ir.Model:
-    """Return attention whose queries and keys are normalised again, queries with a gamma."""
+    """Return attention whose queries and keys are normalized again, queries with a gamma."""
     body = (
         "q = MatMul(n, Q) k = MatMul(n, K) v = MatMul(n, V) "
         f"q4 = Reshape(q, four) {rms_norm('q4', 'qn', opset, 'eps2')}"
@@ -148,7 +148,7 @@ def attention(opset: int = 18, **constants: float) -> ir.Model:
 
 
 def glu(gate: str, opset: int) -> ir.Model:
-    """Return two layers h and u, a gate of them, and a layer behind their product."""
+    """Return two layers h and u, a gate of them, and a layer after their product."""
     body = f"h = MatMul(n, W) u = MatMul(n, U) {gate} m = Mul(g, u) y = MatMul(m, V)"
     return rms_graph(body, opset=opset, W=(6, 12), U=(6, 12), V=(12, 3))
 

@@ -56,7 +56,7 @@ def test_products_behind_several_results_of_a_node_have_names_of_their_own() -> 
     ["W1 = DequantizeLinear<axis=1>(Q, S) ", "h1 = Cast<to=10>(F) W1 = Cast<to=11>(h1) "],
 )
 def test_a_weight_behind_operators_is_no_activation(weight: str) -> None:
-    """A product of two activations grows with the rows; that of a layer does not."""
+    """A product of two activations grows with the rows; a layer's product does not."""
     body = weight + "h = MatMul(n, W1) y = MatMul(h, V)"
     rng = np.random.default_rng(3)
     quantised = rng.integers(-127, 127, (6, 12)).astype(np.int8)
@@ -87,7 +87,7 @@ def test_degrees_add_in_products() -> None:
 
 
 def test_a_factor_of_the_norm_itself_takes_its_scale() -> None:
-    """A gate of one number for each row is less to multiply than what it is multiplied to."""
+    """A gate of one number per row has fewer elements than its cofactor."""
     body = "gate = ReduceSum<keepdims=1>(x, last) m = Mul(n, gate) r = Sigmoid(m) "
     body += "h = MatMul(n, W) z = MatMul(r, V) y = Add(h, z)"
     found = defer(rms_graph(body, W=(6, 3), V=(6, 3)))
@@ -119,7 +119,7 @@ def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) ->
         run(m, {"x": x}, precision=Precision.FLOAT64)["y"] for m in (found.before, found.after)
     )
     largest = np.abs(first).max()
-    # Where the root is that of epsilon alone, roundings are relative to it: a few of 2^-53.
+    # If the root is only of epsilon, roundings are relative to it: a few of 2^-53.
     assert np.abs(first - second).max() <= 1e-12 * largest
 
 

@@ -27,16 +27,16 @@ class Expected:
 
 EXPECTED = {
     # Two layers with rows of 48: cos and sin of q and k (12 + 12) and v (24), the gate (96), the
-    # scale of the other branch behind the last linear layer (48), and the head (160).
+    # scale of the other branch after the last linear layer (48), and the head (160).
     "llama-small": Expected(5, 0, -2 * 96 + 48 - 160),
     "gemma-small": Expected(5, 0, -2 * 96 + 48 - 160),
-    # Only v takes the scale of the norm before q, k and v: 24 of 48.  The gamma of q (48) goes into
-    # tables of its own (12 + 12); that of k (24) would gain nothing.
+    # Only v receives the scale of the norm before q, k and v: 24 of 48. The gamma of q (48) moves
+    # into separate tables (12 + 12); the gamma of k (24) would gain nothing.
     "qwen3-small": Expected(5, 4, 2 * (24 + 24) - 2 * 96 + 48 - 160),
     # Behind the ReLU the scale passes where the norm's width does.
     "t5-small": Expected(4, 0, -2 * 96),
-    # Norms on both sides of a branch: that behind the feed-forward layers cancels the one before,
-    # but for the gate.
+    # Norms on both sides of a branch: the norm after the feed-forward layers cancels the one
+    # before, except for the gate.
     "gemma2-small": Expected(5, 2, -2 * 48 + 48 - 160),
     # Folded LayerNorms, whose layers have biases: q, k, v (144 of 48), the hidden layer (192, 96).
     "gpt2": Expected(4, 0, -2 * 96 - 2 * 144),

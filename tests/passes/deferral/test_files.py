@@ -76,7 +76,7 @@ def test_calls_of_kernels_are_taken_back_for_other_targets(
 def test_calls_that_stay_are_left_as_they_are(
     name: str, way: dict[str, str], tmp_path: Path
 ) -> None:
-    """Among them calls that add a residual, which are no norms to be split and fused again."""
+    """Among them are calls that add a residual, which are not norms to be split and fused again."""
     given, deferred = tmp_path / "m.onnx", tmp_path / "deferred.onnx"
     ir.save(ARCHITECTURES[name].model(18, 1e-5, "float"), given)
     onnxfold.optimize(given, deferred, target="kernels", defer="all", check=None)
@@ -103,7 +103,7 @@ def test_a_layer_norm_that_keeps_its_mean_is_taken_back_with_stored_weights(
 
 
 def test_weights_that_see_the_mean_keep_it_deferred(tmp_path: Path) -> None:
-    """Of another mean than 0 they would make something else of what a LayerNorm gives."""
+    """With nonzero mean they would change the result of a LayerNorm."""
     given = layer_norm_model(dtype="float")
     model = onnxfold.optimize(given, defer="all", defer_means=True, check=None).model
     weight = next(v for n, v in model.graph.initializers.items() if n.endswith(".centred"))

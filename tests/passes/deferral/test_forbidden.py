@@ -48,7 +48,7 @@ def test_a_forbidden_crossing_breaks_the_model_and_its_proof(allowed: str, forbi
 
 
 def _crossing(middle: str) -> ir.Model:
-    """a = f(h) between two layers; what f reads besides is computed before it."""
+    """a = f(h) between two layers; the other operands of f are computed before it."""
     f, _, rest = middle.partition(") ")
     constants: dict[str, tuple[int, ...]] = {"W": (6, 12), "V": (12, 3)}
     constants |= {"b": (12,)} if "b" in f else {}
@@ -60,7 +60,7 @@ def _crossing(middle: str) -> ir.Model:
 def test_without_the_row_epsilon_the_model_and_the_proof_break(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A norm that keeps its epsilon behind a deferred one computes something else."""
+    """A norm that keeps its epsilon after a deferred one computes a different result."""
     found = defer(attention(second=1e-1))
     (norm,) = found.plan.norms
     cancelled = tuple((output, replace(scale, degree=2)) for output, scale in norm.cancelled)
@@ -130,7 +130,7 @@ def test_rows_are_followed_through_merged_axes_alone() -> None:
 
 
 def test_rows_are_not_followed_into_sizes_that_only_a_caller_knows() -> None:
-    """[B, T, 6] as [?, ?, 6]: the first size may be B T, and may be anything else."""
+    """[B, T, 6] as [?, ?, 6]: the first size may be B T, or different."""
     body = (
         "c = Cast<to=7>(x) m = ReduceMax<keepdims=0>(c, rows) t = Slice(m, zero, two) "
         "s = Concat<axis=0>(t, six) "

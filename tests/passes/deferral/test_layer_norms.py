@@ -1,4 +1,4 @@
-"""LayerNorms that do not fold, deferred: their readers are centred, and the mean stays in x."""
+"""LayerNorms that do not fold, deferred: their readers are centered, and the mean stays in x."""
 
 from __future__ import annotations
 
@@ -225,14 +225,14 @@ def test_a_second_run_changes_nothing(target: str) -> None:
 
 
 def test_a_norm_of_a_constant_stays_since_runtimes_compute_it_once() -> None:
-    """The graph gives the constant C, and says nothing of its shape; x stands beside it."""
+    """The graph computes the constant C, whose shape is undeclared, in addition to x."""
     body = "n = LayerNormalization<axis=-1>(C, gamma) h = MatMul(n, K) y = Add(h, x)"
     made = weights(C=(4, 5, 6), K=(6, 3)) | {"gamma": np.ones(6)}
     model = graph(body, "double[4,5,3] x", "double[4,5,3] y, C", made)
     found = defer(model, replace(MEANS, allow_split=0))
     assert not found.plan.norms
     ((_, refusal),) = found.plan.refusals
-    assert "is of constants, and runtimes compute it once" in refusal.sentence
+    assert "reads constants, and runtimes compute it once" in refusal.sentence
 
 
 def test_a_weight_of_another_type_than_its_activations_is_not_centred() -> None:

@@ -1,4 +1,4 @@
-"""What was measured of deferral, and what `auto` makes of it."""
+"""The measurements of deferral, and the decision of `auto`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_off_defers_nothing_and_auto_only_what_is_cheaper() -> None:
 def test_auto_writes_the_bytes_of_off_where_nothing_was_measured_to_be_gained(
     name: str, target: Target
 ) -> None:
-    """Of a model that came deferred as well: its norms are computed where they stood."""
+    """Of a model that came deferred as well: the norms of such a model are computed in place."""
     assert target not in MEASURED_CHEAPER
     model = BODIES[name][0](18)
     deferred = onnxfold.optimize(model, target=target, defer="all", check=0).model

@@ -54,7 +54,7 @@ def _bound(
     s: npt.NDArray[np.float64],
     power: int,
 ) -> npt.NDArray[np.float64]:
-    """d + 1 roundings of the product in float16 and one behind s, and those of subnormals.
+    """d + 1 roundings of the product in float16 and one after s, and the subnormal ones.
 
     Of what is subnormal as many, and of the weights themselves where they are.
     """
@@ -125,7 +125,7 @@ def test_weights_that_are_not_finite_have_no_exponent(number: float) -> None:
 
 
 def test_statistics_of_float16_become_those_of_float32() -> None:
-    """The squares of a row of 1e4 are no numbers of float16."""
+    """The squares of a row of 1e4 overflow float16."""
     W = np.random.default_rng(1).standard_normal((6, 12)).astype(np.float16)
     made = {"W": W, "eps": np.array(1e-4, np.float16), "last": np.array([-1])}
     text = rms_norm("x", "n", 18) + "y = MatMul(n, W)"
@@ -147,7 +147,7 @@ def test_means_of_float16_keep_their_norm() -> None:
 
 
 def test_float16_is_multiplied_before_a_second_layer() -> None:
-    """What it gives would need a bound, and a power of two, of its own."""
+    """Its result would need its own bound, and its own power of two."""
     found = defer(_layer("float16", np.float16))
     (norm,) = found.plan.norms
     assert [held.value for held in norm.multiplied] == ["h"]

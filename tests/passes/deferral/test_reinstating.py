@@ -33,9 +33,10 @@ MODELS = {
 
 
 def _operators(model: ir.Model) -> Counter[str]:
-    """Count the operators; a product with a reciprocal is a quotient, and axes are no operator.
+    """Count the operators.
 
-    Nor is Identity, which goes where something changes.
+    A product with a reciprocal counts as a quotient, and axes are not operators. Identity is not
+    counted either, because it disappears when something changes.
     """
     left_out = {"Constant", "Identity"}
     counts = Counter(node.op_type for node in model.graph if node.op_type not in left_out)
@@ -82,7 +83,7 @@ def test_recipes_get_all_their_norms_back(name: str) -> None:
 
 
 def test_a_cast_that_changes_no_type_is_not_taken_back() -> None:
-    """What stands before it is a layer, and its own input is none of the layer's results."""
+    """The node before it is a layer, and its own input is not one of the layer's results."""
     body = "n = RMSNormalization<axis=-1>(x, ones) h = MatMul(n, W) c = Cast<to=11>(h) y = Relu(c)"
     made = weights(W=(6, 6)) | {"ones": np.ones(6)}
     model = graph(body, "double[B,T,6] x", "double[B,T,6] y", made, opset=23)
@@ -100,7 +101,7 @@ def test_deferral_leaves_what_is_deferred() -> None:
 
 
 def _spelled_by_others(more: str = "", outputs: str = "") -> ir.Model:
-    """s = x^-0.5 of a mean square, behind a linear layer: nobody's spelling of ours."""
+    """s = x^-0.5 of a mean square, after a linear layer: nobody's spelling of ours."""
     body = (
         "sq = Mul(x, x) ms = ReduceMean(sq, last) me = Add(ms, eps) s = Pow(me, half) "
         f"h = MatMul(x, W) hs = Mul(s, h) a = Relu(hs) {more} y = MatMul(a, V)"

@@ -34,7 +34,7 @@ def test_the_report_says_where_the_scale_went() -> None:
 def test_the_command_says_where_the_scale_went(capsys: pytest.CaptureFixture[str]) -> None:
     print_norms(Console(width=300), onnxfold.inspect(attention(), defer="all"))
     printed = capsys.readouterr().out
-    assert "multiplied at v; cancelled by qg, kn; 10 more multiplications per row" in printed
+    assert "multiplied at v; canceled by qg, kn; 10 more multiplications per row" in printed
 
 
 def test_a_plan_is_read_back_from_json() -> None:

@@ -121,7 +121,7 @@ def test_cos_and_sin_take_the_scale(case: str) -> None:
 
 
 def test_what_is_not_turned_takes_the_scale_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of every head: its other half, of queries and keys, beside two tables of half a head."""
+    """Half of every head: its other half, of queries and keys, by two tables of half a head."""
     monkeypatch.setitem(measured.OPERATOR_ELEMENTS, Target.ONNX, 1)  # heads of 4 are small
     model = _model(CACHED, PARTIAL, SIZE // 2, 18)
     found = defer(model)

@@ -42,7 +42,7 @@ def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof() -> None
 
 
 def test_a_scale_that_no_head_shares_is_no_table() -> None:
-    """A gate of the hidden layer has as many elements as what it is multiplied by."""
+    """A gate of the hidden layer has as many elements as its cofactor."""
     (norm,) = defer(glu("e = Sigmoid(h) g = Mul(h, e)", 18)).plan.norms
     assert norm.tables == ()
 

@@ -1,4 +1,4 @@
-"""Small models with operators of ONNX Runtime, and what a session makes of them."""
+"""Small models with operators of ONNX Runtime, and their sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms whose gamma and beta belong to each sample: one operator, a Mul and an Add behind it."""
+"""Norms whose gamma and beta belong to each sample: one operator, then a Mul and an Add."""
 
 from __future__ import annotations
 

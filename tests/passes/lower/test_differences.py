@@ -1,4 +1,4 @@
-"""Norms that no operator computes and that subtract two means: that of x, and that of torch.std."""
+"""Norms without an operator that subtract two means: of x, and in torch.std."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_norm_by_its_standard_deviation_folds_and_its_affine_part_moves(root: 
     assert operators["Sub"] == 0
     assert operators["ReduceMean"] == 1
     assert [(each.gamma, each.beta) for each in result.plan.fusions] == [(True, True)]
-    assert operators["Add"] == 2  # epsilon, and beta behind the layer
+    assert operators["Add"] == 2  # epsilon, and beta after the layer
     # Both run in float64: some twenty roundings of numbers near 1.
     assert error(model, result.model) < 2.0**-45
     assert not onnxfold.optimize(result.model, check=None).changed

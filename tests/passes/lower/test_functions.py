@@ -64,7 +64,7 @@ def assert_outputs_right(
     statistics_unit: float | None = None,
 ) -> None:
     if total is not None:
-        # Two roundings where there are three terms, as in the graph that the op stands for.
+        # Two roundings for three terms, as in the graph that the operator replaces.
         largest = sum(np.abs(inputs[key].astype(np.float64)) for key in inputs if key in TERMS)
         exact = rounded_sum(inputs).astype(np.float64)
         assert (np.abs(total.astype(np.float64) - exact) <= 2 * unit * largest).all()

@@ -1,4 +1,4 @@
-"""Gelus that dynamo spells in an order of which sessions make no operator."""
+"""Gelus that dynamo spells in an order that sessions cannot fuse."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_every_skip_norm_is_joined(kind: str) -> None:
     result = onnxfold.optimize(original, check=0)
     assert result.report["inspect"]["summary"]["foldable"] == 1
     assert operators(result.model)[kind] == 1
-    if kind != "SkipGroupNorm":  # which has no kernel for CPUs; the proof compares it in parts
+    if kind != "SkipGroupNorm":  # without a CPU kernel; the proof compares it in parts
         agree(result.model, original)
 
 

@@ -1,4 +1,4 @@
-"""A centring is a call from the opset on whose operators its body needs."""
+"""A centering is a call from the opset on whose operators its body needs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.norms.replay import random_feeds
 # Convolutions of 12 and 72 terms, and a norm: some hundreds of roundings of numbers below 32.
 BOUND = 512 * 2.0**-24 * 32
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
-# y = x (r g) + (b - mean (r g)): x itself is read beside x - mean(x).
+# y = x (r g) + (b - mean (r g)): x itself is read as well as x - mean(x).
 NORM = """
     h = Conv<kernel_shape=[2,2], strides=[2,2]>(x, W, c)
     mean = ReduceMean<axes=[1], keepdims=1>(h)
@@ -50,7 +50,7 @@ def model_of(dtype: str = "float", body: str = NORM) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """By onnx's evaluator, for ONNX Runtime has no convolution in float64."""
+    """By onnx's evaluator, because ONNX Runtime lacks a float64 convolution."""
     (result,) = ReferenceEvaluator(model).run(None, feeds)
     return np.asarray(result)
 
@@ -81,7 +81,7 @@ def test_in_float16_the_squares_would_overflow() -> None:
 
 
 def test_a_mean_that_is_not_zero_stays() -> None:
-    """A positive stream cannot be centred."""
+    """A positive stream cannot be centered."""
     body = NORM.replace("h = Conv", "p = Conv").replace("(x, W, c)", "(x, W, c)\n    h = Relu(p)")
     result = onnxfold.optimize(model_of(body=body))
     (norm,) = result.report["inspect"]["norms"]

@@ -1,4 +1,4 @@
-"""Gamma and beta of a norm that is spelled anew: read as they are stored, or repeated."""
+"""Gamma and beta of a norm with a new spelling: read as they are stored, or repeated."""
 
 from __future__ import annotations
 

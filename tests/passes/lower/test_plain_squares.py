@@ -94,7 +94,7 @@ def test_the_optimizer_takes_deferred_and_reinstated_norms_in_memory(level: int)
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_optimizer_takes_a_gate_behind_a_deferred_norm(level: int, target: str) -> None:
-    """It looks for QuickGelu in x * Sigmoid(x * a), and fails where a is no constant."""
+    """It searches for QuickGelu in x * Sigmoid(x * a), and fails if a is not a constant."""
     gate = "z = MatMul(n, W) i = Sigmoid(z) o = Mul(z, i) u = MatMul(n, W) w = Mul(o, u) "
     norm = "n = LayerNormalization<axis=-1>(h, gamma) "
     model = _made(norm, f"{gate} y = MatMul(w, W)", "float", 17)

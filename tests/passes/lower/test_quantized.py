@@ -1,4 +1,4 @@
-"""A norm that is quantised becomes one call, of which codes come out."""
+"""A quantized norm becomes one call, which computes the codes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def reshaped(code: int, *layouts: str) -> list[onnx.NodeProto]:
 
 
 def per_row(*, floor: str = "", clip: bool = True) -> list[onnx.NodeProto]:
-    """As exporters spell it; the floor may stand before the division or behind it."""
+    """As exporters spell it; the floor may come before or after the division."""
     nodes = [
         helper.make_node("Abs", ["y"], ["a"]),
         helper.make_node("ReduceMax", ["a", "last"], ["m"], keepdims=1),
@@ -205,7 +205,7 @@ def test_float8_keeps_the_layout_where_no_operator_takes_it(layout: str, opset: 
 
 
 def test_a_shape_that_is_computed_behind_the_norm_is_read_there() -> None:
-    """As exporters order nodes: what a Reshape reads stands between it and the norm."""
+    """As exporters order nodes: a Reshape's shape is computed between it and the norm."""
     shape = [
         helper.make_node("Shape", ["x"], ["size"]),
         helper.make_node("Slice", ["size", "first", "one"], ["rows"]),
@@ -302,7 +302,7 @@ def test_what_is_no_quantised_norm_keeps_its_nodes(
 
 
 def quantised_norms(*epsilons: float, spelled: bool) -> onnx.ModelProto:
-    """Norms of x, each with an epsilon and quantised; the last may be spelled out."""
+    """Norms of x, each with an epsilon and quantized; the last may be spelled out."""
     lines = []
     for number, epsilon in enumerate(epsilons):
         norm = f"LayerNormalization <epsilon = {epsilon}> (x, gamma, beta)"

@@ -1,4 +1,4 @@
-"""Residual additions and the norms behind them become one call."""
+"""Residual additions and the norms after them become one call."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def ours(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_every_order_of_operands_is_fused(exchanged: bool, biased: bool, read: bool) -> None:
-    # A norm whose input something else sees cannot be folded: it stays a LayerNorm.
+    # A norm whose input has another reader cannot be folded: it stays a LayerNorm.
     more = [helper.make_node("Relu", ["t"], ["z"])] if read else []
     outputs = ["y", "z"] if read else ["y"]
     model = branch_model([norm(), *more], outputs, biased=biased, exchanged=exchanged)
@@ -113,7 +113,7 @@ def test_identities_between_the_additions_and_the_norm_cost_no_fusion() -> None:
 
 
 def test_a_sum_of_two_inputs_is_fused() -> None:
-    """No node computes what might have a bias of its own."""
+    """No node computes a value that could have its own bias."""
     model = branch_model([norm()], ["y"])
     del model.graph.node[:2]
     model.graph.node[0].input[:] = ["x", "r"]
@@ -160,7 +160,7 @@ def test_a_reshape_that_keeps_rows_changes_places_with_the_norm(
     result = fused(model)
     found = [name for name in ours(result) if name.startswith("Add")]
     if target != "flat" and (sum_read or target == "of the sum"):
-        # The target is computed behind the addition, whose other reader the call must precede.
+        # The target is computed after the addition, whose other reader the call must precede.
         assert not found
         return
     assert len(found) == 1

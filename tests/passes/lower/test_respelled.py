@@ -1,4 +1,4 @@
-"""RMSNorms as dynamo and jax2onnx spell them, of which sessions make no operator."""
+"""RMSNorms in the spellings of dynamo and jax2onnx, which sessions cannot fuse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JAX = "square = Mul(x, x)", "normed = Div(x, root)"
 def rms(
     spelling: tuple[str, str] = DYNAMO, *, gamma: bool = True, kind: str = "float"
 ) -> onnx.ModelProto:
-    """An RMSNorm in front of a linear layer."""
+    """An RMSNorm before a linear layer."""
     square, quotient = spelling
     scaled = "n = Mul(G, normed)" if gamma else "n = Identity(normed)"
     model = parser.parse_model(
@@ -58,7 +58,7 @@ def operators(model: onnx.ModelProto) -> list[str]:
 
 @pytest.mark.parametrize("model", [rms(), rms(gamma=False), rms(JAX), rms(JAX, gamma=False)])
 def test_a_session_makes_one_operator_of_a_quotient(model: onnx.ModelProto, tmp_path: Path) -> None:
-    """With a scale of ones where there is no gamma."""
+    """With a scale of ones if gamma is missing."""
     path = str(tmp_path / "session.onnx")
     result = onnxfold.optimize(model)
     assert "SimplifiedLayerNormalization" not in executed(model, path)

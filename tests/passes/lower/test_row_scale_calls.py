@@ -140,7 +140,7 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
             ("y",),
             ["RMSNormRowEpsilonScale"],
         ),
-        (  # another value than that of which the root is
+        (  # a value other than the root's operand
             [*SCALE[:3], *ROW_EPSILON[:-1], node("Mul", ["inverse_root", "x"], ["y"])],
             ("y", "u"),
             [],
@@ -150,7 +150,7 @@ def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
             ("h", "x"),
             ["RowScale"],
         ),
-        # Statistics that others read, and a product behind which nothing comes.
+        # Statistics with other readers, and a product at the end.
         ([*SCALE, *LAYER, node("Relu", ["u"], ["y"])], ("h", "y", "inverse"), []),
     ],
     ids=[

@@ -1,4 +1,4 @@
-"""Which additions in front of a norm become Sum for a session on a CPU."""
+"""Which additions before a norm become Sum for a session on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxfold.targets.sums import fused_additions
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The last layer of torch.nn.Transformer's post-norm encoder, and the norm of the encoder behind it.
+# The last layer of torch.nn.Transformer's post-norm encoder, and the encoder's norm after it.
 TWO_SPELLED_NORMS = """
 <ir_version: 7, opset_import: ["" : 14]>
 g (float[2, 3, 4] x, float[2, 3, 4] branch) => (float[2, 3, 4] y)

@@ -149,7 +149,7 @@ def test_the_optimizer_breaks_a_norm_that_is_not_left(
 def test_a_norm_that_stays_stops_the_transpose() -> None:
     way = f"r = Mul(n, G)  o = LayerNormalization<axis=-1>(r, G, B)  u = {BACK}(o)"
     model = channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)")
-    assert folds(model) == 1  # the second has no reason to fold
+    assert folds(model) == 1  # the second lacks a reason to fold
     assert error(optimized(onnxfold.optimize(model).model, "vit", 1), model) <= ROUNDING
 
 

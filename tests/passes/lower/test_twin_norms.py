@@ -17,7 +17,7 @@ WIDTH = 8
 
 
 def parallel(behind: str, opset: int = 18, kind: str = "float") -> onnx.ModelProto:
-    """Norms n1, n2, .. of a centred sum, each written as an output."""
+    """Norms n1, n2, .. of a centered sum, each written as an output."""
     count = behind.count("LayerNormalization")
     outputs = ", ".join(f"{kind}[B,4,{WIDTH}] n{number + 1}" for number in range(count))
     model = parser.parse_model(

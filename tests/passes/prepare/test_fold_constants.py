@@ -39,7 +39,7 @@ def test_an_expression_is_one_weight(body: str, readers: list[str]) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "o = Exp(g) y = Mul(x, o)",  # of which libraries differ by a rounding
+        "o = Exp(g) y = Mul(x, o)",  # for which libraries differ by a rounding
         "o = Add(one, W) y = MatMul(x, o)",
         "o = Add(one, g) p = Add(o, h) y = Sub(x, p)",
     ],

@@ -147,6 +147,6 @@ def test_scan_hands_its_weights_on_too(opset: int) -> None:
     model = helper.make_model(main, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     freed, inputs = _freed(model)
     assert inputs == 2
-    # ONNX Runtime 1.32 computes something else where a body of Scan gives an input as it is.
+    # ONNX Runtime 1.32 computes a different result if a body of Scan returns an input unchanged.
     results = [ReferenceEvaluator(each).run(None, {"x": H})[0] for each in (model, freed)]
     assert np.array_equal(*results)

@@ -1,4 +1,4 @@
-"""Factors in a row become one; anything else that reads or shapes them stays apart."""
+"""Factors in a row become one; factors with other readers or shapes stay separate."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _BODY = """<domain: "onnxfold", opset_import: ["": 18]>
 
 
 def _model(name: str = "RMSNorm", end: str = "Add(E, X)") -> onnx.ModelProto:
-    """RMSNorm, as somebody else defined it, before a linear layer and a norm."""
+    """RMSNorm, as defined by somebody else, before a linear layer and a norm."""
     model = onnx.parser.parse_model(
         f"""<ir_version: 9, opset_import: ["": 18, "onnxfold": 1]>
         g (float[B,6] x) => (float[B,6] y) {{

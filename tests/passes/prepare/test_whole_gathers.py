@@ -1,4 +1,4 @@
-"""A Gather of all elements in their order is a Reshape, and norms behind it fold."""
+"""A Gather of all elements in order is a Reshape, and norms after it fold."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_gather_that_leaves_out_or_moves_elements_stays(indices: np.ndarray) -
 
 
 def test_a_gather_of_no_elements_stays() -> None:
-    """A Reshape takes 0 for a size that it copies, and the vector has no second one."""
+    """A Reshape reads 0 as a size to copy, and the vector has no second one."""
     proto = pooled(np.zeros((8, 0), np.int64))
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
     model = ir.from_proto(proto)

@@ -1,4 +1,4 @@
-"""Small graphs of a linear layer and scales behind it, and what becomes of them, in float64."""
+"""Small graphs of a linear layer with scales after it, and their fusions, in float64."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def scale_model(body: str, more: dict[str, Array] | None = None) -> ir.Model:
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """A model whose layers do the scales behind them, what was decided, and the proof."""
+    """A model whose layers absorb the scales after them, the decision, and the proof."""
 
     model: ir.Model
     fusions: tuple[ScaleFusion, ...]
@@ -90,7 +90,7 @@ def applied(
     fusions: tuple[ScaleFusion, ...],
     claimed: tuple[ScaleFusion, ...] | None = None,
 ) -> Absorbed:
-    """Carry out fusions, right or wrong; the proof is told the same ones, or ``claimed``."""
+    """Carry out fusions, right or wrong; the proof receives the same ones, or ``claimed``."""
     copy = prepare(model).model
     apply(Editor(infer(copy)), ScalesPlan(fusions), Settings())
     told = fusions if claimed is None else claimed
@@ -99,7 +99,7 @@ def applied(
 
 
 def assert_moved(body: str, count: int, more: dict[str, Array] | None = None) -> Absorbed:
-    """Check that ``count`` operators go, that nothing else changes, and that none is left."""
+    """Check that ``count`` operators are removed, that nothing more changes, and none is left."""
     before = scale_model(body, more)
     done = absorb(before)
     assert len(done.fusions) == count

@@ -7,7 +7,7 @@ from onnx import parser
 
 import onnxfold
 
-# What TorchScript makes of scaled_dot_product_attention: the root of 1 / sqrt(size of a head).
+# TorchScript's export of scaled_dot_product_attention: the root of 1 / sqrt(size of a head).
 ROOT_OF_SCALE = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[2, 3] x) => (float[2, 3] y)

@@ -1,4 +1,4 @@
-"""Constants behind a norm become its gamma and beta, however many operators apply them."""
+"""Constants after a norm become its gamma and beta, however many operators apply them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_constants_behind_a_norm_move_into_the_next_layer(name: str) -> None:
     assert "left_out" not in result.report
     assert [row["action"] for row in result.report["inspect"]["norms"]] == ["rms"]
     operators = Counter(node.op_type for node in result.model.graph)
-    # beta stands behind the layer, which has no bias
+    # beta comes after the layer, which has no bias
     beta = {"Add": 1} if "beta" in _TAILS[name] else {}
     assert operators == Counter(MatMul=2, SimplifiedLayerNormalization=1, **beta)
     # Both run in float64: some ten roundings of numbers near 1.

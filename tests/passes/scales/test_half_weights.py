@@ -38,9 +38,9 @@ def _rows() -> Iterator[tuple[str, Array]]:
 
 
 def _ratio(before: ir.Model, after: ir.Model) -> float:
-    """Return how many times the rewritten model errs what the original does.
+    """Return how many times the rewritten model's error exceeds the original's.
 
-    In the worst column for the worst rows; noise is that of one rounding at least.
+    In the worst column for the worst rows; noise is at least one rounding.
     """
     worst = 0.0
     for _, rows in _rows():

@@ -286,7 +286,7 @@ def test_a_wrong_weight_or_a_lost_bias_fails_the_proof(name: str) -> None:
 
 
 def test_a_proof_that_is_told_something_else_rests_on_the_numbers() -> None:
-    """What it is told is where to look; small weights it compares as they are."""
+    """A claim shows where to look; small weights it compares as they are."""
     model = scale_model(BIASED + "y = Mul(a, ls)")
     fusions = absorb(model).fusions
     assert applied(model, fusions, ()).proof.passed

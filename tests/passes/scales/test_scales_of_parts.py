@@ -1,4 +1,4 @@
-"""What stands behind one part of a joined projection, and behind a rotary embedding, in float64."""
+"""Operators after one part of a joint projection, and after a rotary embedding, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compression makes of a stream, and whether that is right or wrong, in float64."""
+"""The results of compression on a stream, right or wrong, in float64."""
 
 from __future__ import annotations
 

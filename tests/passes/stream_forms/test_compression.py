@@ -165,7 +165,7 @@ def _reversed(graph: CentredStream) -> str:
 
 
 def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
-    """Its last channel is the first behind the Slice; the proof refused the whole pass."""
+    """Its last channel is the first after the Slice; the proof refused the whole pass."""
     reason = reason_of(CentredStream().model(_reversed))
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
@@ -255,7 +255,7 @@ def test_channels_whose_number_an_input_tells_are_refused() -> None:
     model.graph.initializer.append(numpy_helper.from_array(W, "W"))
     reason = reason_of(model)
     assert reason["code"] == "dynamic_fiber"
-    assert "the size of a normalised axis is not known" in reason["sentence"]
+    assert "the size of a normalized axis is not known" in reason["sentence"]
 
 
 def _joined(graph: CentredStream) -> str:
@@ -307,7 +307,7 @@ def test_a_stream_whose_rest_is_no_multiple_stays_and_says_so(number: int) -> No
     assert not result.changed
     reason = result.report["inspect"]["norms"][0]["reason"]
     assert reason["code"] == "unaligned"
-    assert f"{C - 1} channels are no multiple of {number}" in reason["sentence"]
+    assert f"{C - 1} is not a multiple of {number}" in reason["sentence"]
     assert reason["nodes"] == ["h"]
 
 
@@ -338,7 +338,7 @@ def test_every_target_reports_its_crms_norms_and_can_be_converted_back(target: T
 
 @pytest.mark.parametrize("target", Target)
 def test_no_scale_moves_where_nothing_is_compressed(target: Target) -> None:
-    """A factor could go into a weight beside the stream, which only a compression asks for."""
+    """A factor could move into a weight next to the stream, which only compression needs."""
 
     def beside(graph: CentredStream) -> str:
         graph.weights["half"] = np.array(0.5)

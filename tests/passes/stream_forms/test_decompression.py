@@ -1,4 +1,4 @@
-"""Streams of CRMSNorms get their last channel back, down to weights, and nowhere else."""
+"""Streams of CRMSNorms get their last channel back, down to weights, and only there."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_slice_at_the_entry_of_a_stream_goes() -> None:
 def _with_node(
     model: onnx.ModelProto, op_type: str, reads: str, *extra: str, **attributes: Any
 ) -> onnx.ModelProto:
-    """Let a node stand between a value and all of its readers."""
+    """Insert a node between a value and all of its readers."""
     place = next(k for k, node in enumerate(model.graph.node) if reads in node.output) + 1
     for node in model.graph.node:
         for index, name in enumerate(node.input):

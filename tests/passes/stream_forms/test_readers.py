@@ -47,7 +47,7 @@ def _error(a: onnx.ModelProto, b: onnx.ModelProto) -> float:
 
 
 def _behind(*steps: Callable[[CentredStream], None], gamma: bool = True) -> onnx.ModelProto:
-    """The model with more behind its norm, whose output is n."""
+    """The model with more nodes after its norm, whose output is n."""
     graph = CentredStream()
     if not gamma:
         graph.weights["gamma"] = np.ones(C)

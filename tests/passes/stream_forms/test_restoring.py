@@ -1,4 +1,4 @@
-"""RMSNorms become LayerNorms where the weights give their inputs mean 0, and nowhere else."""
+"""RMSNorms become LayerNorms if the weights give their inputs mean 0, and only then."""
 
 from __future__ import annotations
 

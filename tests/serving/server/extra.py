@@ -10,7 +10,7 @@ __all__ = ["demand_extra"]
 
 
 def demand_extra(*more: str) -> None:
-    """Skip the calling module where MLServer, its client or what else it names is missing.
+    """Skip the calling module if MLServer, its client or another named package is missing.
 
     They are looked for, not imported: the first two register the same messages, and a process takes
     one.

@@ -118,7 +118,7 @@ def wide() -> onnx.ModelProto:
 
 
 def cross_row() -> onnx.ModelProto:
-    """Softmax over the batch: its rows must never be stacked with those of others."""
+    """Softmax over the batch: its rows must never be stacked with other requests'."""
     return _model(
         [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
         [_floats("x", "batch", 4)],

@@ -1,7 +1,7 @@
 """Triton's extensions as perf_analyzer uses them: configuration, statistics, versions, states.
 
-perf_analyzer is no package of its own: what is tested is each call that it makes,
-in its order, by Triton's own client library (perf_analyzer, src/client_backend/triton).
+perf_analyzer is not available as a package: what is tested is each call that it makes, in its
+order, by Triton's own client library (perf_analyzer, src/client_backend/triton).
 """
 
 from __future__ import annotations

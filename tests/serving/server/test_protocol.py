@@ -196,8 +196,8 @@ def test_a_compressed_body_is_read(server: Server) -> None:
             "the shape [-1, 4] of input 'x' has a negative size",
         ),
         ({"inputs": [x_input(shape="1,4")]}, "shape of input 'x' is not a list"),
-        ({"inputs": [x_input(data=[1.0])]}, "1 elements where its shape says 4"),
-        ({"inputs": [x_input(data=["a"] * 4)]}, "input 'x' is FP32 and holds other values"),
+        ({"inputs": [x_input(data=[1.0])]}, "1 elements but its shape has 4"),
+        ({"inputs": [x_input(data=["a"] * 4)]}, "input 'x' is FP32 and has other values"),
         ({"inputs": [x_input(data=7)]}, "data of input 'x' is not a list"),
         ({"inputs": [x_input(data=None)]}, "input 'x' must have either"),
         (
@@ -226,7 +226,7 @@ def test_bytes_that_no_input_claims_are_refused(server: Server) -> None:
     head = json.dumps({"inputs": [x_input()]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
     status, said = server.post("/v2/models/scaled/infer", head + b"rest", headers)
-    assert (status, said["error"]) == (400, "the body holds 4 bytes that no input claims")
+    assert (status, said["error"]) == (400, "the body has 4 bytes that belong to no input")
 
 
 def test_a_value_that_the_model_refuses_is_a_bad_request(server: Server) -> None:
@@ -314,4 +314,4 @@ def test_raw_contents_over_grpc_must_fit(server: Server) -> None:
     assert "FP16, which must be sent raw" in ask(inputs=[{**x, "datatype": "FP16"}])
     both = {**x, "contents": {"fp32_contents": [1.0]}}
     assert "raw contents and others" in ask(inputs=[both], raw_input_contents=[b"\0" * 16])
-    assert "0 elements where" in ask(inputs=[x])
+    assert "0 elements but its" in ask(inputs=[x])

@@ -174,7 +174,7 @@ def test_a_failed_check_leaves_everything_as_it_was(
 def test_a_server_that_polls_finds_no_name_with_a_dot(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads the name of a backend behind the dot, and is never ready again."""
+    """It reads the part after the dot as the name of a backend, and never becomes ready again."""
     seen: list[str] = []
     optimize = repository.optimize
 

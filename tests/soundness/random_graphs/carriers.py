@@ -139,7 +139,7 @@ class Carriers(Draft):
         return self.node("Sub", x, self.mean(x, self.rng.choice((-1, 1))))
 
     def carry_self_product(self, x: str, y: str) -> str:
-        """A value that stands on both sides of a product, of which one side is carried."""
+        """A value on both sides of a product, one side of which is carried."""
         W = self.weight(self.C, self.C)
         return self.node("MatMul", x, self.node("MatMul", W, W))
 
@@ -162,7 +162,7 @@ class Carriers(Draft):
         return self.node("Add", y, self.total(x, 1))
 
     def carry_center(self, x: str, y: str) -> str:
-        """A centring that is there already, as onnxfold writes it."""
+        """A centering that is there already, as onnxfold writes it."""
         if self.opset < 13 and self.dtype == TensorProto.BFLOAT16:
             return self.carry_minus_mean(x, y)
         self.own("Center", -1)

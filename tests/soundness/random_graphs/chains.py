@@ -1,4 +1,4 @@
-"""Random chains behind a norm: linear layers, what a scale passes and what it must not pass."""
+"""Random chains after a norm: linear layers, operators that a scale passes or must not pass."""
 
 from __future__ import annotations
 

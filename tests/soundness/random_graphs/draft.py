@@ -24,9 +24,9 @@ _OPSETS = (12, 13, 15, 17, 18, 20, 21, 22, 23, 24)
 
 @dataclass(slots=True)
 class RandomGraph:
-    """A model, inputs for it, and what it is made of.
+    """A model, inputs for it, and its ingredients.
 
-    ``operators`` are evaluators of operators that onnx has none, or a wrong one, of.
+    ``operators`` are evaluators of operators for which onnx has none, or a wrong one.
     """
 
     model: onnx.ModelProto
@@ -116,11 +116,11 @@ class Draft:
         return self.initializer(self.floats(np.array(value)), "scalar")
 
     def parameter(self, array: Array, stem: str) -> str:
-        """A constant of the model's type that nothing else reads."""
+        """A constant of the model's type without other readers."""
         return self.initializer(self.floats(array), stem)
 
     def weight(self, *shape: int) -> str:
-        """A weight: new or one that others read too; at times behind an operator of constants."""
+        """A weight: new or one that others read too; sometimes after an operator of constants."""
         known = self.weights.setdefault(shape, [])
         if known and self.chance(0.25):
             self.made["shared weight"] += 1

@@ -13,7 +13,7 @@ from tests.soundness.random_graphs.streams import Streams
 
 __all__ = ["ENDS", "PARTS", "ROWS", "merged_graph"]
 
-# What a row of a table is, of which the norms behind it normalise some as they stand.
+# The content of a table's row; the norms after it normalize some of these directly.
 ROWS = ("constant", "shifted", "zero", "large", "plain")
 PARTS = ("constant", "Constant node", "row of a table", "layer", "number", "again")
 ENDS = ("gamma", "beta", "gamma and beta", "nothing", "a number", "a gate")
@@ -123,7 +123,7 @@ class _Merged(Streams):
         return self.node("Mul", y, "gate") if kind == "a gate" else y
 
     def _of_constants(self) -> None:
-        """A norm of what a Constant node holds, beside the stream."""
+        """A norm of a Constant node's value, next to the stream."""
         self.made["norm of a Constant node"] += 1
         array = self.floats(self.numbers.standard_normal((T, self.C)))
         normed = self.layer_norm(

@@ -20,7 +20,7 @@ _OTHERS = (
 
 
 class Norms(Draft):
-    """Makes normalised [B, T, C] values from [B, T, C] values, and hidden ones from those."""
+    """Makes normalized [B, T, C] values from [B, T, C] values, and hidden ones from those."""
 
     def normalise(self) -> None:
         normed = self.norm(self.stream())
@@ -270,7 +270,7 @@ class Norms(Draft):
     # What reads a norm: gamma and beta move into it where it is linear
 
     def passed(self, y: str) -> str:
-        """Layouts behind a norm, through which gamma and beta pass or do not."""
+        """Layouts after a norm, through which gamma and beta pass or do not."""
         kind = self.rng.choice(
             ("heads", "slice", "pad", "scale", "concat", "mean", "cast", "split")
         )

@@ -1,4 +1,4 @@
-"""Readers that must see the original value, and readers that do not see a shift."""
+"""Readers that needs the original value, and readers that do not see a shift."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Readers(Draft):
         self.body.outputs.append(self.node("Shape", x))
 
     def read_dead(self, x: str) -> None:
-        """Nothing reads the result, so it does not matter what it is."""
+        """Nothing reads the result, so its value does not matter."""
         y = self.node("Sigmoid", x)
         if self.chance(0.5):
             self.node("Exp", y)

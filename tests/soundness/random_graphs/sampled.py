@@ -1,6 +1,6 @@
 """Random models around one operator of the law table, drawn by its sampler.
 
-The operator's operands are written by constants, carried or normalised; norms of random fibers
+The operator's operands are written by constants, carried or normalized; norms of random fibers
 read its results and its operands.  A new line of the table is covered as soon as it has a sampler.
 """
 
@@ -174,7 +174,7 @@ class _Sampled(Draft):
         return product
 
     def layer_norm(self, x: str, shape: tuple[int, ...], axes: list[int]) -> str:
-        """A norm over any axes: spelled in place, or as an operator behind a Transpose."""
+        """A norm over any axes: spelled in place, or as an operator after a Transpose."""
         rank = len(shape)
         trailing = axes == list(range(rank - len(axes), rank))
         if self.opset < 17 or not trailing or self.chance(0.3):
@@ -186,7 +186,7 @@ class _Sampled(Draft):
         return self.node("LayerNormalization", *inputs, axis=-len(axes), epsilon=_EPSILON)
 
     def _own_or(self, x: str, fits: bool, numbers: Array, role: str) -> str:
-        """The numbers as a parameter, or sometimes what is normalised itself, where that fits."""
+        """The numbers as a parameter, or sometimes what is normalized itself, where that fits."""
         if fits and self.chance(0.3):
             self.made["norm scaled or moved by what it normalises"] += 1
             return x

@@ -15,7 +15,7 @@ __all__ = ["Streams", "stream_graph"]
 
 
 def stream_graph(rng: random.Random) -> RandomGraph:
-    """A model of one or several streams that are written, passed on and normalised."""
+    """A model of one or several streams that are written, passed on and normalized."""
     return Streams(rng).make()
 
 
@@ -49,7 +49,7 @@ class Streams(Bodies):
         self.rng.choices(actions, (20, 42, 20, 9, 6, 3))[0]()
 
     def finish(self) -> None:
-        """Let the last streams be normalised, and every end be an output."""
+        """Let the last streams be normalized, and every end be an output."""
         self.normalise()
         self.body.outputs.append(self.body.hidden[-1])
         read = {name for node in self.body.nodes for name in node.input}

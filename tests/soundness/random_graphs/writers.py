@@ -64,7 +64,7 @@ class Writers(Draft):
         return self.swap(y)
 
     def write_grouped_conv(self, h: str) -> str:
-        """A depthwise Conv behind a product: its channels are not one linear map."""
+        """A depthwise Conv after a product: its channels are not one linear map."""
         y = self.swap(self.node("MatMul", h, self.weight(H, self.C)))
         return self.swap(self.node("Conv", y, self.weight(self.C, 1, 1), group=self.C))
 
@@ -103,7 +103,7 @@ class Writers(Draft):
         return self.node("Add", self.stream(), self.weight(*shape))
 
     def write_scaled(self, h: str) -> str:
-        """LayerScale, or 1/sqrt(d), behind a product."""
+        """LayerScale, or 1/sqrt(d), after a product."""
         y = self.node("MatMul", h, self.weight(H, self.C))
         if self.chance(0.5):
             y = self.node("Add", y, self.weight(self.C))
@@ -112,7 +112,7 @@ class Writers(Draft):
         return self.node(self.rng.choice(("Mul", "Div")), y, self.scalar(self.C**0.5))
 
     def write_shifted(self, h: str) -> str:
-        """BatchNormalization behind a convolution."""
+        """BatchNormalization after a convolution."""
         y = self.node("Conv", self.swap(h), self.weight(self.C, H, 1))
         shapes = [self.numbers.standard_normal(self.C) for _ in range(3)]
         operands = [self.parameter(array, "bn") for array in shapes]

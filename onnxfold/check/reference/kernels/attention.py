@@ -191,7 +191,7 @@ def group_query_attention(
     types = {call.text(name, "NONE") for name in ("k_quant_type", "v_quant_type")}
     sliding = call.integer("sliding_window_cache", 0)
     if k_scale is not None or v_scale is not None or sliding or types != {"NONE"}:
-        raise call.unsupported("a cache that slides or is quantised")
+        raise call.unsupported("a cache that slides or is quantized")
     q, k, v = _grouped(call, query, key, value)
     q, k = _normed(call, q, q_norm), _normed(call, k, k_norm)
     rows, total = q.shape[2], int(np.max(total_length))
