@@ -249,10 +249,16 @@ def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """[B, T, q] with values [B, S, v] gives [B, T, v]."""
-    names = _names(node)
+    """[B, T, q] with values [B, S, v] gives [B, T, v]; with values [B, N, S, h] it gives [B, T, q].
+
+    Heads that come first are of the size of the queries'.
+    """
+    names, values = _names(node), operand(node, 2)
     if len(names) < 3 or not names[2]:
         return None
+    shape = None if values is None else declared_shape(values)
+    if shape is not None and len(shape) == 4:
+        return _made(node, "Identity", names[:1])
     return _made(node, "Einsum", [names[0], names[2]], equation="btq,bsv->btv")
 
 
