@@ -250,10 +250,16 @@ def _attention(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 
 
 def _multi_head(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
-    """Map [B, T, q] with values [B, S, v] to [B, T, v]."""
-    names = _names(node)
+    """Map [B, T, q] with values [B, S, v] to [B, T, v]; with values [B, N, S, h] to [B, T, q].
+
+    Heads in the first axes have the size of the queries' heads.
+    """
+    names, values = _names(node), operand(node, 2)
     if len(names) < 3 or not names[2]:
         return None
+    shape = None if values is None else declared_shape(values)
+    if shape is not None and len(shape) == 4:
+        return _made(node, "Identity", names[:1])
     return _made(node, "Einsum", [names[0], names[2]], equation="btq,bsv->btv")
 
 

@@ -86,7 +86,7 @@ class Unflatten(OwnStep):
     name = "unflatten"
 
     def made(self, model: ir.Model) -> ir.Model:
-        from onnxfold.tuning.rewriting import rewritten
+        from onnxfold.tuning.proved_rewriting import rewritten
         from onnxfold.tuning.unflatten import unflatten
 
         return rewritten(model, unflatten)
@@ -98,7 +98,7 @@ class Untie(OwnStep):
     name = "untie"
 
     def made(self, model: ir.Model) -> ir.Model:
-        from onnxfold.tuning.rewriting import rewritten
+        from onnxfold.tuning.proved_rewriting import rewritten
         from onnxfold.tuning.untie import tied_again, untie
 
         return rewritten(model, untie, tied_again)

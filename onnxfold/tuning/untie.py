@@ -25,7 +25,7 @@ from onnxfold.graph.edit import (
     sweep,
 )
 from onnxfold.graph.operands import known_operand, known_tensor
-from onnxfold.tuning.rewriting import NotRewritten
+from onnxfold.tuning.proved_rewriting import NotRewritten
 
 _FUSED = "com.microsoft.FusedMatMul"
 _OTHER_TURNS = ("transA", "transBatchA", "transBatchB")

@@ -59,6 +59,7 @@ def shape_of(call: str, opset: int = 17, results: str = "h"):
         ),
         ("com.microsoft.Attention<num_heads=2>(x, narrow)", None),
         ("com.microsoft.MultiHeadAttention<num_heads=2>(x, x, v)", ("B", "T", 12)),
+        ("com.microsoft.MultiHeadAttention<num_heads=4>(x, k, k)", ("B", "T", 8)),
         ("com.microsoft.MultiHeadAttention<num_heads=2>(x)", None),
         (
             "com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=1>(x, v, v)",

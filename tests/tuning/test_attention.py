@@ -16,7 +16,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.tuning import join_attention
 from onnxfold.tuning.attention_sites import AttentionSite, find_attention
 from onnxfold.tuning.join_attention import with_joined_attention
-from onnxfold.tuning.rewriting import NotRewritten
+from onnxfold.tuning.proved_rewriting import NotRewritten
 
 _ROUNDING = 2e-6  # of means of numbers of the order of 1
 _B, _N, _S, _T, _H, _P = 2, 3, 4, 4, 5, 6

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxfold.graph.operands import known_tensor
-from onnxfold.tuning.rewriting import NotRewritten, rewritten
+from onnxfold.tuning.proved_rewriting import NotRewritten, rewritten
 from onnxfold.tuning.unflatten import unflatten
 from onnxfold.tuning.untie import tied_again, untie
 
