@@ -199,7 +199,7 @@ EXPECTED = {
     "vit": (5, 5),
     "whisper": (7, 10),  # the encoder's stream begins behind a GELU
     "bart": (2, 7),  # the others read the output of a norm, with gamma and beta
-    "dinov2": (0, 5),  # LayerScale multiplies what is centred
+    "dinov2": (1, 5),  # LayerScale multiplies what is centred: the first alone, whose stream moves
     "swin": (4, 7),
     "encoder": (5, 5),
     "tied": (1, 1),
