@@ -213,7 +213,7 @@ def _impossible(forced: Sequence[Row]) -> str:
         "mean of all from each; a Concat along the channels has no weight. Where somebody "
         "reads the stream (`exact_reader`, `graph_output`), a stream without its mean is "
         "another input for that reader: its weights A' would have to give A' P h = A h for "
-        "all h, so that A 1 = A' P 1 = 0, which holds of none here.\n\n"
+        "all h, so that A 1 = A' P 1 = 0: every row of A would have to sum to 0.\n\n"
         + table(
             ("recipe", "norms", "code", "for instance", "mean", "outputs", "gamma"),
             [

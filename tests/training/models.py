@@ -199,7 +199,7 @@ EXPECTED = {
     "vit": (5, 5),
     "whisper": (7, 10),  # the encoder's stream begins after a GELU
     "bart": (2, 7),  # the others read the output of a norm, with gamma and beta
-    "dinov2": (0, 5),  # LayerScale multiplies what is centered
+    "dinov2": (1, 5),  # LayerScale multiplies centered values: only the first, whose stream moves
     "swin": (4, 7),
     "encoder": (5, 5),
     "tied": (1, 1),
