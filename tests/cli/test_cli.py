@@ -104,13 +104,19 @@ def test_the_defaults_are_those_of_the_python_interface() -> None:
     only_here = {
         "change_readers",
         "convert_to",
+        "data",
         "device",
         "dry_run",
         "force",
         "multiple_of",
         "noise_limit",
+        "rotate",
+        "rotation_seed",
+        "scale_margin",
+        "scale_streams",
         "share_weights",
         "shift",
+        "split_gamma",
         "target",
     }  # not of every command
     assert set(defaults) - set(given) == only_here
