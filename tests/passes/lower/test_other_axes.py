@@ -77,7 +77,7 @@ def test_in_float16_the_squares_would_overflow() -> None:
     result = onnxfold.optimize(model_of("float16"))
     (norm,) = result.report["inspect"]["norms"]
     assert norm["action"] == "keep"
-    assert "last axes" in norm["reason"]["sentence"]
+    assert "trailing axes" in norm["reason"]["sentence"]
 
 
 def test_a_mean_that_is_not_zero_stays() -> None:
