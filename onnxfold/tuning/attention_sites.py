@@ -37,7 +37,7 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class HeadRows:
     """Queries, keys or values [B, N, T, H], and what they come from.
 
     ``plain``: [B, T, N, H], of which they are the transpose. ``past``: what stands before the new
@@ -58,9 +58,9 @@ class AttentionSite:
     """
 
     softmax: ir.Node
-    query: Rows
-    key: Rows
-    value: Rows
+    query: HeadRows
+    key: HeadRows
+    value: HeadRows
     scale: float
     biases: tuple[ir.Value | Mask, ...]
     product: ir.Node
@@ -209,8 +209,13 @@ class _Finder:
             value, factor, node = rest, factor * more, rest.producer()
         return value, factor
 
-    def _keys(self, value: ir.Value) -> tuple[Rows, float]:
+<<<<<<< HEAD
+    def _keys(self, value: ir.Value) -> tuple[HeadRows, float]:
         """Return the keys whose transpose a value [B, N, H, T] is, and their factor."""
+=======
+    def _keys(self, value: ir.Value) -> tuple[HeadRows, float]:
+        """Return the keys of which a value [B, N, H, T] is the transpose, and their factor."""
+>>>>>>> h-tune
         value, factor = self._unscaled(value)
         turned = computed_by(value, "Transpose")
         if turned is not None:
@@ -219,7 +224,7 @@ class _Finder:
             if order in _KEYS_LAST and not _KEYS_LAST[order]:
                 return self._rows(before), factor * more
             if order in _KEYS_LAST:
-                return Rows(value, before, turned=True), factor * more
+                return HeadRows(value, before, turned=True), factor * more
         # dynamo's spelling joins batch and heads for a while
         apart = computed_by(value, "Reshape")
         turned = None if apart is None else computed_by(known_operand(apart, 0), "Transpose")
@@ -229,15 +234,15 @@ class _Finder:
         before, more = self._unscaled(known_operand(joined, 0))
         return self._rows(before), factor * more
 
-    def _rows(self, value: ir.Value) -> Rows:
+    def _rows(self, value: ir.Value) -> HeadRows:
         """Return rows with what they come from."""
         joined = computed_by(value, "Concat")
         if joined is not None and len(joined.inputs) == 2:
             axis = joined.attributes.get_int("axis", 0) % _RANK
             past, new = known_operand(joined, 0), known_operand(joined, 1)
             if axis == _RANK - 2 and self._view.rank(past) == _RANK:
-                return Rows(value, _plain(new), past)
-        return Rows(value, _plain(value))
+                return HeadRows(value, _plain(new), past)
+        return HeadRows(value, _plain(value))
 
     def _product_of(self, weights: ir.Value) -> ir.Node:
         """Return the product of the weights and the values."""

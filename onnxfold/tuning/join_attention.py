@@ -26,7 +26,7 @@ from onnxfold.tuning.attention_sites import (
     HEADS_FIRST,
     AttentionSite,
     Mask,
-    Rows,
+    HeadRows,
     find_attention,
     order_of,
 )
@@ -132,7 +132,7 @@ class _Writer:
             return back.outputs[0], apart
         return site.product.outputs[0], new.op("Transpose", apart, perm=HEADS_FIRST)
 
-    def _flat(self, new: NewNodes, rows: Rows) -> ir.Value:
+    def _flat(self, new: NewNodes, rows: HeadRows) -> ir.Value:
         """Return rows as [B, T, N * H], the new ones alone where some are cached."""
         plain = rows.plain
         if plain is None:
@@ -175,14 +175,14 @@ class _Writer:
         return self.view.dim(scores, -2), self.view.dim(scores, -1)
 
 
-def _heads_first(new: NewNodes, rows: Rows) -> ir.Value:
+def _heads_first(new: NewNodes, rows: HeadRows) -> ir.Value:
     """Return all rows as [B, N, T, H]."""
     if rows.turned and rows.plain is not None:
         return new.op("Transpose", rows.plain, perm=HEADS_FIRST)
     return rows.value
 
 
-def _count(new: NewNodes, rows: Rows) -> ir.Value:
+def _count(new: NewNodes, rows: HeadRows) -> ir.Value:
     """Return how many rows there are, computed without joining them to cached ones."""
     if rows.plain is None or (rows.past is None and not rows.turned):
         return _size(new, rows.value, 2)
