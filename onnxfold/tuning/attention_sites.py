@@ -209,13 +209,8 @@ class _Finder:
             value, factor, node = rest, factor * more, rest.producer()
         return value, factor
 
-<<<<<<< HEAD
     def _keys(self, value: ir.Value) -> tuple[HeadRows, float]:
         """Return the keys whose transpose a value [B, N, H, T] is, and their factor."""
-=======
-    def _keys(self, value: ir.Value) -> tuple[HeadRows, float]:
-        """Return the keys of which a value [B, N, H, T] is the transpose, and their factor."""
->>>>>>> h-tune
         value, factor = self._unscaled(value)
         turned = computed_by(value, "Transpose")
         if turned is not None:
