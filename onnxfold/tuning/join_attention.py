@@ -25,8 +25,8 @@ from onnxfold.shapes import infer, strip_types
 from onnxfold.tuning.attention_sites import (
     HEADS_FIRST,
     AttentionSite,
-    Mask,
     HeadRows,
+    Mask,
     find_attention,
     order_of,
 )
