@@ -170,8 +170,6 @@ class Options:
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
         check_split(self.split_gamma)
-        if self.data is not None and (self.scale_streams, self.split_gamma) == ("off", "off"):
-            raise UsageError("--data is for --scale-streams and --split-gamma: add one of them")
         if "off" not in (self.rotate, self.split_gamma):
             raise UsageError("--rotate moves all of gamma: leave --split-gamma out")
         if self.rotate not in ROTATIONS:
@@ -181,8 +179,11 @@ class Options:
         bytes_of(self.memory)
         if self.drop_means is not None and self.data is None:
             raise UsageError("--drop-means measures means on data: add --data")
-        if self.data is not None and self.drop_means is None and self.scale_streams == "off":
-            raise UsageError("--data is for --scale-streams and --drop-means: add one of them")
+        uses = self.drop_means is not None, self.scale_streams != "off", self.split_gamma != "off"
+        if self.data is not None and not any(uses):
+            raise UsageError(
+                "--data is for --scale-streams, --split-gamma and --drop-means: add one of them"
+            )
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
 

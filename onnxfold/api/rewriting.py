@@ -300,7 +300,8 @@ def _run_inexact(
         model_io.check_format(output)
         model_io.check_destination(output, source=source_path, force=chosen.force)
         model_io.check_replaceable(output, source=source_path, force=chosen.force)
-    data = None if chosen.scale_streams == "off" else chosen.data
+    asked = chosen.scale_streams != "off" or chosen.split_gamma != "off"
+    data = chosen.data if asked else None
     exact = _run(model, None, replace(chosen, drop_means=None, data=data), progress)
     timer = StageTimer(progress, dict(exact.report["timing_s"]))
     source = open_source(model)

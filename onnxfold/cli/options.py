@@ -172,7 +172,7 @@ RangesDataOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE|DIR",
-        help="For --scale-streams and --drop-means: your inputs, as for onnxfold measure.",
+        help="For --scale-streams, --split-gamma and --drop-means: your inputs, as for measure.",
     ),
 ]
 RotateOption = Annotated[

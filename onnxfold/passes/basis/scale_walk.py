@@ -11,6 +11,7 @@ are unchanged, followed by a product with c.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 import onnx_ir as ir
 
@@ -181,12 +182,22 @@ class ScaleWalk(StreamWalk):
         row = row_of(node)
         divides = row.family is Family.QUOTIENT
         if not count:
-            taken = any(self._scale(node, index, 1) for index in self._factors(node))
+            taken = any(self._scale(node, index, 1) for index in self._fewest_first(node))
             if not taken and not (divides and self._scale(node, 1, -1)):
                 value = node.outputs[0]
                 self.opened[value] = list(self.info.readers(value))
                 return None
         return None if row.bias is None else self._take(node, (row.bias,))
+
+    def _fewest_first(self, node: ir.Node) -> list[int]:
+        """Return the factors of a product by their stored numbers: one large factor is a scalar."""
+
+        def stored(index: int) -> float:
+            root = self._root(node, index)
+            tensor = None if root is None else self.info.tensor(root.value)
+            return inf if tensor is None else tensor.size
+
+        return sorted(self._factors(node), key=stored)
 
     def _factors(self, node: ir.Node) -> tuple[int, ...]:
         return facets.data_inputs(row_of(node), len(node.inputs))
