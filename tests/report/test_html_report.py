@@ -32,7 +32,7 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
         self._open: list[str] = []
-        self.feed(text)
+        self.feed(text.replace("<wbr>", ""))  # names may break there, and are read as one
         self.close()
         assert not self._open, f"never closed: {self._open}"
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rows
-from onnxfold.passes.centring import decide
 from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
@@ -43,7 +42,6 @@ _COUNTS = (
     "folds", "refused", "insertions", "weights_in_place", "weights_copied", "affine_fusions",
     "scale_fusions",
 )  # fmt: skip
-_COUNTED_EVERY = 8  # the counts of the papers cost a sixth of the time and rest on the same code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,23 +134,16 @@ def _counts(texts: Iterable[str]) -> Counter[str]:
 def run_seeds(seeds: Iterable[int]) -> Tally:
     """Check the graphs of these seeds."""
     tally = Tally()
-    counted = decide.count_foldable
     gc.disable()
     try:
         for number, seed in enumerate(seeds):
             graph = random_graph(seed)
-            decide.count_foldable = counted if seed % _COUNTED_EVERY == 0 else _uncounted
             tally.add(seed, graph, check(graph, settings_of(seed), count_roles=True))
             if number % 50 == 0:
                 gc.collect()
     finally:
-        decide.count_foldable = counted
         gc.enable()
     return tally
-
-
-def _uncounted(*_: object) -> int:
-    return 0
 
 
 def _float_types(graph: RandomGraph) -> Iterator[str]:

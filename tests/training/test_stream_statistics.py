@@ -106,7 +106,7 @@ def test_bad_requests_are_one_sentence_and_leave_no_hook() -> None:
     before = copy.deepcopy(model.state_dict())
     for make, message in (
         (lambda: StreamStatistics(model, norms=["encoder"]), "no module 'encoder'"),
-        (lambda: StreamStatistics(nn.Linear(2, 2)), "Linear has no norm"),
+        (lambda: StreamStatistics(nn.Linear(2, 2)), "Linear has no known norm"),
         (lambda: AnglesCallback(model, every=0), "every must be 1 or more, not 0"),
         (lambda: StreamStatistics(model).merge_ranks(), "there is no process group"),
     ):

@@ -280,11 +280,12 @@ def _along(touched: Callable[[ModelInfo, ir.Node], Iterable[int] | Refusal | Non
     """Make the rule of operators that work only along some axes, equally for all sets off them."""
 
     def rule(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
-        axes, ranks = touched(view, node), map(view.rank, (*node.inputs[:1], node.outputs[0]))
+        found, ranks = touched(view, node), map(view.rank, (*node.inputs[:1], node.outputs[0]))
         rank = next((rank for rank in ranks if rank is not None), None)
-        if isinstance(axes, Refusal):
-            return axes
-        if axes is None or rank is None:
+        if isinstance(found, Refusal):
+            return found
+        axes = None if found is None else tuple(found)
+        if axes is None or rank is None or (axes and not rank):
             return None
         worked = {axis % rank for axis in axes}
         names = tuple((f"o{axis}!" if axis in worked else f"o{axis}",) for axis in range(rank))

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import BareCentring, NormKind, NormSite, find_centrings
+from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
@@ -62,7 +63,7 @@ def worthwhile(
         else:
             refused[view.ref(site.output)] = refusal
     costs = costs_of(settings.target)
-    bare, early = _bare(view, settings)
+    bare, early = _bare(view, sites, settings)
     refused |= early
     sharing = Counter(value for site in sites for value in site.centred)
     prices = _Prices(lowering, view, settings, with_beta if moved else None, sharing)
@@ -103,12 +104,23 @@ def _cheapest(
     )
 
 
-def _bare(view: ModelInfo, settings: Settings) -> tuple[list[BareCentring], dict[str, Refusal]]:
-    """Return the means that may go by themselves, which `convert` leaves, and why others stay."""
+def _bare(
+    view: ModelInfo, sites: Sequence[NormSite], settings: Settings
+) -> tuple[list[BareCentring], dict[str, Refusal]]:
+    """Return the means that may go by themselves, which `convert` leaves, and why others stay.
+
+    A mean whose result a norm reads after a Cast stays, because that norm stays for it.
+    """
+    casts = (cast_of_centred(view, site) for site in sites if site.subtracts_mean)
+    behind = {cast.inputs[0]: cast for cast in casts if cast is not None}
     able: list[BareCentring] = []
     refused: dict[str, Refusal] = {}
     for each in find_centrings(view) if settings.convert_to is None else ():
+        cast = behind.get(each.output)
         refusal = _refuse_here(view, each, settings)
+        if cast is not None:
+            sentence = f"a norm reads it after {node_label(cast)}"
+            refusal = Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(cast),))
         if refusal is None:
             able.append(each)
         else:

@@ -86,7 +86,7 @@ def test_a_type_that_the_protocol_cannot_carry_is_refused(tmp_path: Path) -> Non
         [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n"])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(ModelError, match=r"'x' is a tensor\(bfloat16\), of which ONNX Runtime"):
+    with pytest.raises(ModelError, match=r"'x' is a tensor\(bfloat16\), which ONNX Runtime"):
         opened(model, tmp_path)
 
 
