@@ -57,8 +57,9 @@ def _range(row: Mapping[str, Any]) -> str:
     if not row["values"]:
         return ""
     most = max(row["values"], key=lambda value: value["before"])
+    becomes = f" becomes {most['after']:.3g}" if row["exponent"] else ""
     return (
-        f", largest {most['before']:.3g} ('{most['value']}') becomes {most['after']:.3g}, "
+        f", largest {most['before']:.3g} ('{most['value']}'){becomes}, "
         f"{100 * most['share']:.2g} % of float16's range"
     )
 
