@@ -236,7 +236,9 @@ def test_data_with_nan_is_refused(tmp_path: Path) -> None:
 
 
 def test_data_that_nothing_is_measured_on_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="data= is for scale_streams= and split_gamma="):
+    with pytest.raises(
+        UsageError, match="data= is for scale_streams=, split_gamma= and drop_means="
+    ):
         scaled(WIDE["layer"], scale_streams="off", data=tmp_path / "any.npz")
 
 
