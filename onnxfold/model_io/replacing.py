@@ -13,6 +13,7 @@ from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
 
 METADATA_KEY = "onnxfold"  # the metadata entry of models that this program wrote
+_TUNED = f"{METADATA_KEY}.tune"  # the note of a search
 _COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
 
 
@@ -59,7 +60,8 @@ def is_ours(path: Path) -> bool:
             if os.getxattr(path, _COPIED) == _stamp(path):
                 return True
     try:
-        return "target" in json.loads(metadata(path).get(METADATA_KEY, "{}"))
+        noted = metadata(path)
+        return _TUNED in noted or "target" in json.loads(noted.get(METADATA_KEY, "{}"))
     except (ModelError, TypeError, ValueError):
         return False
 

@@ -38,7 +38,9 @@ def publish(
         model.metadata_props[METADATA_KEY] = json.dumps(note)
     with model_io.stage(model, output, source=source, force=options.force) as staged:
         model_io.check_unchanged(model)
-        return staged.commit().model
+        written = staged.commit().model
+    model_io.mark_copy(written)  # the model as it is has no note of ours
+    return written
 
 
 def keep(candidates: Sequence[Candidate], folder: Path) -> None:

@@ -105,6 +105,7 @@ def search(
     """
     source = Path(model)
     model_io.check_destination(output, source=source, force=options.force)
+    model_io.check_replaceable(output, source=source, force=options.force)
     loaded = ModelSource(model_io.load(source), source)
     given = None if options.data is None else read_samples(options.data, loaded.model, source)
     truth = truth_of(
@@ -178,7 +179,9 @@ def _error(truths: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, A
 
 def _written(best: Path, source: Path, output: Path, options: RotationOptions) -> Path:
     with model_io.stage(model_io.load(best), output, source=source, force=options.force) as staged:
-        return staged.commit().model
+        written = staged.commit().model
+    model_io.mark_copy(written)  # the model as it is has no note of ours
+    return written
 
 
 def _document(

@@ -62,6 +62,7 @@ def tune(
     """
     source = Path(model)
     model_io.check_destination(output, source=source, force=options.force)
+    model_io.check_replaceable(output, source=source, force=options.force)
     if options.device is Device.CUDA and not has_cuda():
         options = replace(options, timed=False)
     find_cuda(options.providers)

@@ -56,6 +56,25 @@ def test_a_file_of_somebody_else_is_replaced_only_by_force(
     assert run(monkeypatch, *words) == 0  # now onnxfold wrote it
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tune", "a.onnx", "-o", "b.onnx", "--budget", "3"),
+        ("rotate", "a.onnx", "-o", "b.onnx", "--to", "int8"),
+    ],
+)
+def test_a_search_replaces_no_file_of_somebody_else(
+    two: Path,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = (two / "b.onnx").read_bytes()
+    assert run(monkeypatch, *words) == 2
+    assert "b.onnx: it exists, and onnxfold did not write it" in capsys.readouterr().err
+    assert (two / "b.onnx").read_bytes() == before
+
+
 @pytest.mark.parametrize("content", [b"precious", bytes(100), b"{}"])
 def test_a_file_that_is_no_model_is_replaced_only_by_force(two: Path, content: bytes) -> None:
     (two / "notes").write_bytes(content)
