@@ -11,8 +11,8 @@ from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
+from onnxfold.options import METADATA_KEY
 
-METADATA_KEY = "onnxfold"  # the metadata entry of models that this program wrote
 _TUNED = f"{METADATA_KEY}.tune"  # the note of a search
 _COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
 
