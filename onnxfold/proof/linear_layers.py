@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.proof.absorption import AbsorptionRule, Part, Reading, readings
+from onnxfold.proof.absorption import AbsorptionRule, LayerPart, Reading, readings
 from onnxfold.proof.certificate import Certificate, LinearLayer
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
@@ -96,10 +96,10 @@ class Absorber:
                     return found
         return None
 
-    def _part(self, layer: LinearLayer, region: Region) -> Part | None:
+    def _part(self, layer: LinearLayer, region: Region) -> LayerPart | None:
         root = self._values.get(layer.weight)
         weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
-        return None if weight is None else Part(layer, weight, self._bias(layer, region))
+        return None if weight is None else LayerPart(layer, weight, self._bias(layer, region))
 
     @np.errstate(all="ignore")
     def _in_experts(self, layers: list[LinearLayer], region: Region) -> Relation | None:
@@ -242,7 +242,7 @@ class Absorber:
         value = new.inputs[layer.bias] if new and layer.bias < len(new.inputs) else None
         return next((leaf for leaf in region.leaves if value is not None and leaf.v is value), None)
 
-    def _weight_is_scaled(self, part: Part, r: Float64) -> bool:
+    def _weight_is_scaled(self, part: LayerPart, r: Float64) -> bool:
         weight, inner = part.weight, part.layer.inner
         old, new = self._before.tensor(weight.u), self._after.tensor(weight.v)
         if old is None or new is None:
@@ -254,7 +254,7 @@ class Absorber:
             self.scaled += bool(self._known[key])
         return bool(self._known[key])
 
-    def _total(self, part: Part, s: Float64) -> Float64:
+    def _total(self, part: LayerPart, s: Float64) -> Float64:
         layer, tensor = part.layer, self._before.tensor(part.weight.u)
         if tensor is None or not np.any(s):
             return np.zeros(layer.outer.size * (2 if layer.halves else 1))
