@@ -149,6 +149,19 @@ def _whole_group() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
 
 
+def _merged_before_norm(norm: str, opset: int) -> ir.Model:
+    """A norm of all rows in one axis, between two Reshapes."""
+    body = (
+        f"o = MatMul(x, W) h = Reshape(o, flat) {norm} w = Reshape(n, rows) p = MatMul(w, V) "
+        "y = Add(p, b)"
+    )
+    made = _float32(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    made |= {"eps": np.array(1e-5, np.float32)}
+    made |= {"flat": np.array([-1, 6]), "rows": np.array([-1, 4, 6])}
+    made = {name: array for name, array in made.items() if re.search(rf"\b{name}\b", body)}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=opset)
+
+
 def _half_fused(opset: int) -> ir.Model:
     """A LayerNorm that ONNX Runtime's optimizer fused except for mean and beta."""
     made = _float32(gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
@@ -269,6 +282,13 @@ _MODELS = {
         f"{_SPELLED} o = Mul(q, l) n = Neg(o) ", "Mul(n, l)"
     ),
     "a group of all channels": _whole_group,
+    "a norm of merged rows": lambda: _merged_before_norm(_NORM.format("gamma, beta"), 17),
+    "a norm of merged rows, spelled out": lambda: _merged_before_norm(
+        f"{_SPELLED} g = Mul(q, gamma) n = Add(g, beta)", 17
+    ),
+    "a group norm of merged rows": lambda: _merged_before_norm(
+        "n = GroupNormalization<num_groups=1>(h, gamma, beta)", 21
+    ),
     "an operator of one group": _one_group,
     "a norm of which a part is one operator": lambda: _half_fused(17),
     "a norm of which a part is one operator, opset 13": lambda: _half_fused(13),
