@@ -184,6 +184,16 @@ def _in_pieces() -> ir.Model:
     return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=13)
 
 
+def _twins() -> ir.Model:
+    """Two norms of one value, of which a tool has merged the common part."""
+    body = (
+        f"h = Tanh(x) {_SPELLED} g = Mul(q, gamma) a = Mul(q, k) t = Tanh(g) u = Sigmoid(a) "
+        "w = Mul(t, u) z = Add(w, h) y = MatMul(z, V)"
+    )
+    made = _float32(gamma=(6,), k=(6,), V=(6, 5)) | {"eps": np.array(1e-5, np.float32)}
+    return graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+
+
 def _one_group() -> ir.Model:
     """Of GroupNormalization onnx infers no type at its first opset."""
     made = _float32(W=(6, 6), gamma=(1,), beta=(1,), V=(6, 5), b=(5,))
@@ -280,6 +290,9 @@ _MODELS = {
     ),
     "a sign between two factors": lambda: _factor_behind(
         f"{_SPELLED} o = Mul(q, l) n = Neg(o) ", "Mul(n, l)"
+    ),
+    "a sign behind ones that are scaled": lambda: _factor_behind(
+        "w = LayerNormalization(h, ones) o = Add(w, beta) n = Mul(o, k) ", "Neg(n)"
     ),
     "a group of all channels": _whole_group,
     "a norm of merged rows": lambda: _merged_before_norm(_NORM.format("gamma, beta"), 17),
@@ -430,6 +443,29 @@ def test_a_norm_that_stays_in_several_operators_is_still_a_norm() -> None:
     assert not [name for name in names if name.startswith("ScaleRows")]
     again = onnxfold.optimize(once.model, target="kernels", fold="always", check=None)
     assert not again.changed
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_norms_that_share_more_than_a_mean_fold_in_the_first_run(target: str) -> None:
+    """Each becomes one operator with a mean of its own, so that one centring saves the means."""
+    once = onnxfold.optimize(_twins(), target=target, fold="always", check=0)
+    assert "left_out" not in once.report
+    assert len(once.plan.folds) == 2
+    assert not onnxfold.optimize(once.model, target=target, fold="always", check=None).changed
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_norm_that_no_output_needs_pays_for_no_centring(target: str) -> None:
+    """A second run would not find it."""
+    body = (
+        "h = Tanh(x) n = LayerNormalization(h, gamma) dead = LayerNormalization(h, beta) "
+        "t = Tanh(n) z = Add(t, h) y = MatMul(z, V)"
+    )
+    made = _float32(gamma=(6,), beta=(6,), V=(6, 5))
+    model = graph(body, "float[B,4,6] x", "float[B,4,5] y", made, opset=17)
+    once = onnxfold.optimize(model, target=target, fold="always", check=None)
+    assert not once.plan.folds
+    assert not onnxfold.optimize(once.model, target=target, fold="always", check=None).changed
 
 
 def test_what_is_no_call_has_the_body_of_its_own_type() -> None:
