@@ -371,7 +371,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     """Return the input with the output's channels, and their place in it."""
     if not channels.digits:
         first = row_of(node).layer in _PRODUCTS and not is_weight(view, node, 1)
-        return (0 if first else 1), SCALAR
+        return (0 if first else row_of(node).weight), SCALAR
     known = map_of(view, node)
     count = len(known.factors) if isinstance(known, IndexMap) else 0
     places = ((index, _in_operand(known, channels, index)) for index in range(count))
