@@ -14,7 +14,18 @@ from typing import Any
 
 from onnxfold import __version__
 
-__all__ = ["RESULTS", "Conditions", "append", "conditions", "merge", "read", "replace", "write"]
+__all__ = [
+    "RESULTS",
+    "Conditions",
+    "append",
+    "conditions",
+    "has",
+    "merge",
+    "put",
+    "read",
+    "replace",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,6 +90,26 @@ def replace(path: Path, row: Any, order: Callable[[dict[str, str]], Any]) -> Non
         writer = csv.DictWriter(file, list(new), lineterminator="\n")
         writer.writeheader()
         writer.writerows(sorted([*kept, new], key=order))
+
+
+def put(path: Path, rows: Sequence[Any], keys: Sequence[str]) -> None:
+    """Put rows in the place of those with the same ``keys``; the file is whole at every moment."""
+    new = [asdict(row) for row in rows]
+    own = {tuple(str(row[key]) for key in keys) for row in new}
+    known = read(path) if path.exists() else []
+    kept = [row for row in known if tuple(row[key] for key in keys) not in own]
+    whole = path.with_name(f".{path.name}")
+    with whole.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(new[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*kept, *new])
+    whole.replace(path)
+
+
+def has(path: Path, **wanted: object) -> bool:
+    """Whether the file has a row with these values."""
+    rows = read(path) if path.exists() else []
+    return any(all(row[name] == str(value) for name, value in wanted.items()) for row in rows)
 
 
 def merge(
