@@ -21,7 +21,6 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,36 +29,15 @@ import numpy as np
 import onnx_ir as ir
 
 import onnxfold
+from benchmarks.harness import CPU, arguments
 from benchmarks.norm_forms import exported
-from benchmarks.rows import RESULTS, Conditions, conditions, has, put
+from benchmarks.rows import RESULTS, Row, has, put
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 FORMS = ("layer", "rms", "crms", "none")
 _WORDS = 100
 # Batch and, where a model reads text, tokens.
 SHAPES = {"vit": ((1, 0), (4, 0)), "gpt": ((1, 64), (1, 256), (4, 64)), "dig": ((8, 0),)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One form of a model at one shape."""
-
-    onnxruntime: str
-    threads: int
-    model: str
-    weight_bytes: int
-    norms: int
-    batch: int
-    tokens: int
-    form: str
-    rounds: int
-    milliseconds: float
-    ratio: float
-    ratio_25: float
-    ratio_75: float
-    fold_seconds: float
-    checked_seconds: float
-    paid_after: int | None
 
 
 def without_norms(path: Path, written: Path) -> int:
@@ -109,7 +87,7 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
         convert = partial(onnxfold.convert, path, paths[form], to=form, force=True)
         unchecked = processor_time(partial(convert, check=None), given.folds)
         costs[form] = unchecked, processor_time(partial(convert, check=2), given.folds)
-    sessions = [Variant(each).session(1, ("CPUExecutionProvider",)) for each in paths.values()]
+    sessions = [Variant(each).session(1, (CPU,)) for each in paths.values()]
     rows = []
     for batch, tokens in SHAPES[name[:3]]:
         feeds = fed(sessions[0], batch, tokens)
@@ -121,7 +99,6 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
             fold, checked = costs[form]
             rows.append(
                 Row(
-                    **conditions(),
                     onnxruntime=onnxruntime.__version__,
                     threads=1,
                     model=name,
@@ -144,12 +121,13 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", nargs="+", default=["digits_vit", "vit-mini", "gpt-mini"])
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--folds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "break_even.csv")
-    given = parser.parse_args(words)
+    options = {
+        "--models": ["digits_vit", "vit-mini", "gpt-mini"],
+        "--rounds": 11,
+        "--folds": 3,
+        "--out": RESULTS / "break_even.csv",
+    }
+    given = arguments(__doc__, options, words)
     for name in given.models:
         if has(given.out, model=name):
             continue
