@@ -1,4 +1,4 @@
-"""What a stock session executes more than one of the original, and that the plan has priced it."""
+"""What a stock session executes, and what a plan has priced."""
 
 from __future__ import annotations
 
@@ -7,33 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
-import pytest
 from onnx import numpy_helper
 
-import onnxfold
 from onnxfold import Result
+from tests.sessions import executed
 
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.onnx"))
+__all__ = ["counted", "priced"]
+
 # A skip norm takes as long as its parts, or longer: it counts as these, a bias among them.
 BIAS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
 ADDITIONS = ("Add", "Sum")
 VIEWS = ("Reshape",)  # moves no number: a fused addition leaves one after the norm and the sum
 
 
-def session(path: Path, folder: Path) -> list[onnx.NodeProto]:
-    """The nodes that a session executes."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "session.onnx")
-    ort.InferenceSession(path, options, ["CPUExecutionProvider"])
-    return list(onnx.load(folder / "session.onnx").graph.node)
-
-
-def executed(path: Path, folder: Path) -> Counter[str]:
+def counted(path: Path, folder: Path) -> Counter[str]:
     """The additions and the other operators that a session executes."""
     counts: Counter[str] = Counter()
-    for node in session(path, folder):
+    for node in executed(path, folder).graph.node:
         if node.op_type in BIAS:
             counts["additions"] += 1 + any(node.input[BIAS[node.op_type] :])
         if node.op_type not in VIEWS:
@@ -57,30 +47,3 @@ def priced(result: Result, original: onnx.ModelProto, target: str) -> Counter[st
     ends = {value.name for value in original.graph.output} if target == "kernels" else set()
     others = 2 * len(result.plan.insertions) + len(ends & betas.keys())
     return Counter(additions=adds, others=others)
-
-
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_session_executes_what_the_plan_has_priced(
-    path: Path, target: str, tmp_path: Path
-) -> None:
-    output = tmp_path / "folded.onnx"
-    result = onnxfold.optimize(path, output, target=target, check=None)
-    more = executed(output if output.exists() else path, tmp_path) - executed(path, tmp_path)
-    assert more - priced(result, onnx.load(path), target) == Counter()
-
-
-def test_all_recipes_together_execute_fewer_nodes(tmp_path: Path) -> None:
-    before = after = 0
-    for path in RECIPES:
-        output = tmp_path / path.name
-        onnxfold.optimize(path, output, check=None)
-        before += len(session(path, tmp_path))
-        after += len(session(output if output.exists() else path, tmp_path))
-    assert after < before
-
-
-def test_nothing_is_priced_where_nothing_folds() -> None:
-    original = onnx.load(RECIPES[0])
-    result = onnxfold.optimize(original, exclude=".*", fuse_affine=False)
-    assert not priced(result, original, "onnx").total()
