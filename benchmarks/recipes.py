@@ -12,7 +12,6 @@ makes docs/recipes.md from these.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,42 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, merge
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, merge
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
 
 _ANY_SIZE = 1 << 62
 _TARGET = "kernels"  # which moves the most; the others leave what runtimes look for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeRow(Conditions):
-    """Counts of one recipe.
-
-    ``split_foldable`` and ``split_insertions`` are those of ``--allow-split`` without a limit.
-    ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` are the paper's counts, of
-    ``layer_norms``.
-    ``gammas`` and ``betas`` are those that all norms have.
-    """
-
-    recipe: str
-    parameters: int
-    opset: int
-    norms: int
-    layer_norms: int
-    foldable: int
-    inserted_centerings: int
-    split_foldable: int
-    split_insertions: int
-    algorithm1: int
-    algorithm1_embed_centred: int
-    d2: int
-    gammas: int
-    betas: int
-    gamma_fused: int
-    beta_fused: int
-    scales_fused: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +51,10 @@ class AffineRow:
     sentence: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Count the exports in a directory, put them into the three files and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
-    parser.add_argument("exports", type=Path, metavar="DIRECTORY")
-    directory: Path = parser.parse_args(arguments).exports
-    rows: list[RecipeRow] = []
+    directory: Path = arguments(__doc__, {"exports": Path}, words).exports
+    rows: list[Row] = []
     left: list[LeftRow] = []
     affine: list[AffineRow] = []
     for name in RECIPES:
@@ -113,10 +82,13 @@ def find_export(directory: Path, name: str) -> Path | None:
     return next((path for path in places if path.exists()), None)
 
 
-def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
+def _counts(name: str, path: Path, document: dict[str, Any]) -> Row:
     summary, model = document["summary"], document["model"]
     split = onnxfold.inspect(path, target=_TARGET, allow_split=_ANY_SIZE)["summary"]
-    return RecipeRow(
+    # Counts of one recipe. ``split_foldable`` and ``split_insertions`` are those of ``--allow-
+    # split`` without a limit. ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` are the
+    # paper's counts, of ``layer_norms``. ``gammas`` and ``betas`` are those that all norms have.
+    return Row(
         recipe=name,
         parameters=model["parameters"],
         opset=model["opset"],
@@ -134,7 +106,6 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
         gamma_fused=summary["gamma_fused"],
         beta_fused=summary["beta_fused"],
         scales_fused=summary["scales_fused"],
-        **conditions(),
     )
 
 

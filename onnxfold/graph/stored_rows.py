@@ -6,7 +6,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array, Float64
-from onnxfold.model_io.external import release
+from onnxfold.model_io.file_tensor import release
 
 _ROWS_BYTES = 2 << 20
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from onnxfold import Result
-from tests.sessions import executed
+from onnxfold.report import sentences
 
-__all__ = ["counted", "priced"]
+__all__ = ["counted", "is_gain", "priced"]
 
 # A skip norm takes as long as its parts, or longer: it counts as these, a bias among them.
 BIAS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
@@ -20,10 +20,10 @@ ADDITIONS = ("Add", "Sum")
 VIEWS = ("Reshape",)  # moves no number: a fused addition leaves one after the norm and the sum
 
 
-def counted(path: Path, folder: Path) -> Counter[str]:
-    """The additions and the other operators that a session executes."""
+def counted(nodes: Iterable[onnx.NodeProto]) -> Counter[str]:
+    """The additions and the other operators of a session."""
     counts: Counter[str] = Counter()
-    for node in executed(path, folder).graph.node:
+    for node in nodes:
         if node.op_type in BIAS:
             counts["additions"] += 1 + any(node.input[BIAS[node.op_type] :])
         if node.op_type not in VIEWS:
@@ -47,3 +47,14 @@ def priced(result: Result, original: onnx.ModelProto, target: str) -> Counter[st
     ends = {value.name for value in original.graph.output} if target == "kernels" else set()
     others = 2 * len(result.plan.insertions) + len(ends & betas.keys())
     return Counter(additions=adds, others=others)
+
+
+def is_gain(result: Result, longer: int) -> bool:
+    """Whether a session is longer by what the plan has priced, for a gain that the report says."""
+    prices = result.report["inspect"]["prices"]
+    sides = {"before": {"session_operators": {}}, "after": {"session_operators": {"Add": longer}}}
+    document = {"free_dimensions": [], **sides}
+    said = sentences.priced({**result.report, "before_after": document})
+    gain = f"save {prices['saved_us']:.3g} µs"
+    gained = prices["operators"] >= longer and prices["saved_us"] > prices["spent_us"]
+    return gained and said is not None and gain in said
