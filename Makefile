@@ -96,9 +96,8 @@ test-compatibility: $(VENV)/.slow
 
 # The transformers optimizer of ONNX Runtime imports torch, which `make test` does not install.
 test-compatibility-fast: $(VENV)/.slow
-	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/compatibility \
-	  tests/project/test_pipeline_page.py tests/passes/centring/test_fusions.py \
-	  tests/passes/lower/test_turned_norms.py tests/passes/lower/test_weightless.py
+	@$(BIN)/python -m pytest -q -rs -m 'slow or torch' tests/compatibility \
+	  tests/project/test_pipeline_page.py tests/passes/centring tests/passes/lower
 
 # Into the sources, where an editable install finds it; it replaces nothing.
 cuda:
