@@ -5,27 +5,14 @@ import json
 import os
 from pathlib import Path
 
-from onnx.serialization import registry
-
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
+from onnxfold.options import METADATA_KEY
 
-METADATA_KEY = "onnxfold"  # the metadata entry of models that this program wrote
 _TUNED = f"{METADATA_KEY}.tune"  # the note of a search
 _COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
-
-
-def check_format(destination: str | os.PathLike[str]) -> None:
-    """Raise UsageError for a name that onnx or ONNX Runtime would read as another format."""
-    suffix = os.path.splitext(destination)[1]
-    form = registry.get_format_from_file_extension(suffix)
-    if suffix.lower() == ".ort" or form not in (None, "protobuf"):
-        raise UsageError(
-            f"{show(destination)}: OUT is a binary ONNX file, and a name that ends in "
-            f"'{show(suffix)}' is read as another format; name it .onnx"
-        )
 
 
 def check_replaceable(

@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.model_io.file_tensor import packed_nbytes
 from onnxfold.model_io.messages import one_line
 
 # Before operator set 7, Add and its like broadcast by attributes; the rules here do not cover that.
@@ -63,11 +64,6 @@ class _Context:
 
     def within(self, names: set[str]) -> "_Context":
         return replace(self, scopes=(*self.scopes, names))
-
-
-def packed_nbytes(dtype: ir.DataType, elements: int) -> int:
-    """Return the bytes of `elements` values of a type, with sub-byte values packed."""
-    return (dtype.bitwidth * elements + 7) // 8
 
 
 def check_model(proto: onnx.ModelProto, label: str) -> None:

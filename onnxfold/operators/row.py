@@ -35,6 +35,7 @@ class Family(Enum):
     DROPOUT = auto()
     EINSUM = auto()
     EXPAND = auto()
+    EXPERTS = auto()
     FILLED = auto()
     GATHER = auto()
     GATHER_ND = auto()
@@ -67,12 +68,19 @@ class Layer(Enum):
 
     CONVOLUTION = auto()
     EINSUM = auto()
+    EXPERTS = auto()
+    EXPERT_BLOCKS = auto()
     GEMM = auto()
     MATMUL = auto()
     MATMUL_BLOCKS = auto()
     PACKED_ATTENTION = auto()
     RECURRENT = auto()
     TRANSPOSED_CONVOLUTION = auto()
+
+
+OF_CODES = (Layer.EXPERT_BLOCKS, Layer.MATMUL_BLOCKS)  # whose weights are codes of few bits
+
+MIXTURES = (Layer.EXPERTS, Layer.EXPERT_BLOCKS)  # of experts that a router picks
 
 
 class Shapes(Enum):
@@ -121,7 +129,9 @@ class Operator:
     ``elements``: its effect on the numbers of its inputs ``data`` (None for all), of each of them
     alone (``alone``, as a product) or of all together; ``unless`` conditions of the node apply;
     ``no_shift``: why y + s does not become f(y) + s where the level is LINEAR. ``layer``: the
-    layout of channels in its weight; ``bias``: the input that is added to the product.
+    layout of channels in its weight; ``weight``: the input that holds it; ``bias``: the input that
+    is added to the product. ``enters``: each weight by which its first input alone enters a layer
+    of several, and the bias of each.
     ``adds_first``: the two inputs whose sum it computes before anything else. ``shape``: the shape
     of the first output. ``foldable``: onnx's evaluator computes its exact result for small
     constants, and ``rounded``: one with the bits that IEEE 754 fixes, as every runtime computes
@@ -142,7 +152,9 @@ class Operator:
     unless: tuple[Unless, ...] = ()
     no_shift: str = ""
     layer: Layer | None = None
+    weight: int = 1
     bias: int | None = None
+    enters: tuple[tuple[int, int], ...] = ()
     adds_first: tuple[int, ...] = ()
     shape: Shapes | None = None
     foldable: bool = False

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, change_constant, set_input
@@ -50,8 +50,9 @@ class PlaceEditor:
         """Return the numbers of a weight as they were before any fusion, be they codes."""
         if not place.fixed:
             return self.original(place.value)
-        node = holder_of(self.values[place.value], self._node(place))
-        found = quantised_weight(self.edit.info, node)
+        reader = Reader(self._node(place), place.reader.index)
+        holder = holder_of(self.values[place.value], reader)
+        found = quantised_weight(self.edit.info, holder)
         if isinstance(found, Refusal):
             raise InvariantError(found.sentence)
         return found
@@ -97,7 +98,7 @@ class PlaceEditor:
 
     def _add_bias(self, place: Place, edit: Edit) -> None:
         node = self._node(place)
-        rows, size = place.halves, place.channels.size
+        rows, size = place.halves or place.rows, place.channels.size
         bias = self._new_bias(node, (rows, size // rows) if rows else (size,), edit)
         set_input(node, place.reader.index, bias)
 

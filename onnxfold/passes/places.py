@@ -24,8 +24,9 @@ class Place:
     other readers keep the original. ``value`` empty: the constant is new and starts as zeros;
     ``behind``: a new Add after the reader's node adds it, along ``channels`` of its output.
     ``start``: the first element of this constant in a vector that several constants share.
-    ``halves``: the number of its rows if only their first halves change, otherwise 0. ``fixed``:
-    codes that stay; ``channels`` are the decoded numbers'.
+    ``halves``: the number of its rows if only their first halves change, otherwise 0;
+    ``rows``: the number of them if it has two axes and is new. ``fixed``: codes that stay;
+    ``channels`` are the decoded numbers'.
     """
 
     value: str
@@ -37,6 +38,7 @@ class Place:
     start: int = 0
     fixed: bool = False
     halves: int = 0
+    rows: int = 0
 
 
 def ref_of(info: ModelInfo, reader: Reader) -> ReaderRef:

@@ -6,6 +6,7 @@ from typing import Any
 from onnxfold.norms.site import NormForm
 from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.refusal import RefusalCode
+from onnxfold.targets.stripped import is_taken_for_zero
 
 _SPELLED = (WrittenForm.AUTO, WrittenForm.DECOMPOSED)
 _HALVES = (
@@ -13,6 +14,10 @@ _HALVES = (
     "--target ort keeps one operator"
 )
 _QUANTIZED = "for quantize_static use --norm-form op"  # it quantizes each operator of a norm
+_EPSILON = (
+    "onnxscript's optimizer treats an epsilon of {:.3g} as 0, so that a row of zeros becomes NaN: "
+    "run it before onnxfold, or use --norm-form op"
+)
 _TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean has them, which onnx2torch does not support
 
 
@@ -28,6 +33,10 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
     if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
         old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
         said.append(_QUANTIZED if old else f"{_QUANTIZED}, for onnx2torch --norm-form layer")
+    spelled = [norm for norm in norms if _taken_apart(norm) or norm["deferral"]]
+    epsilons = [norm["epsilon"] for norm in spelled if norm["epsilon"] > 0]
+    if options.norm_form in _SPELLED and is_taken_for_zero(min(epsilons, default=1.0)):
+        said.append(_EPSILON.format(min(epsilons)))
     halves = inspection["summary"]["folded_halves"]
     if halves and options.norm_form in _SPELLED:
         said.append(

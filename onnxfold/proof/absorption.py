@@ -88,42 +88,66 @@ def _over_axes(x: Leaf, size: int, digits: tuple[int, int, int] | None = None) -
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerPart:
+    """One layer of a node, with its weight and bias among the leaves of a region."""
+
+    layer: LinearLayer
+    weight: Leaf
+    bias: Leaf | None
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Both leaves, as far as they are there."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AbsorptionRule:
-    """The rule for one layer: ``region`` starts from the weight, from x and from the bias.
+    """The rule for all layers of one node: ``region`` starts from x, their weights and biases.
 
     ``scales`` and ``shifts``: whether some r differs from 1, and some s from 0.
     """
 
-    layer: LinearLayer
+    parts: tuple[LayerPart, ...]
     region: Region
-    weight: Leaf
     x: Leaf
-    bias: Leaf | None
     reading: Reading
     scales: bool
     shifts: bool
 
     @staticmethod
     def of(
-        layer: LinearLayer, region: Region, weight: Leaf, x: Leaf, bias: Leaf | None,
-        reading: Reading, r: Float64, s: Float64,
-    ) -> AbsorptionRule:  # fmt: skip
+        parts: tuple[LayerPart, ...],
+        region: Region,
+        x: Leaf,
+        reading: Reading,
+        r: Float64,
+        s: Float64,
+    ) -> AbsorptionRule:
         """Return the rule for a region, for any numbers."""
+        changed = (*(leaf for part in parts for leaf in part.leaves), x)
         drawn = {leaf: replace(leaf, relation=EQUAL, array=None, given=None, slack=0.0)
-                 for leaf in (weight, x, bias) if leaf is not None}  # fmt: skip
+                 for leaf in changed}  # fmt: skip
         others = tuple(leaf for leaf in region.leaves if leaf not in drawn)
+        own = tuple(
+            LayerPart(
+                part.layer, drawn[part.weight], None if part.bias is None else drawn[part.bias]
+            )
+            for part in parts
+        )
         return AbsorptionRule(
-            layer, replace(region, leaves=(*drawn.values(), *others)), drawn[weight], drawn[x],
-            None if bias is None else drawn[bias], reading,
+            own, replace(region, leaves=(*drawn.values(), *others)), drawn[x], reading,
             bool(np.any(r != 1)), bool(np.any(s)),
         )  # fmt: skip
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal tests."""
-        layer = self.layer
-        said = (layer.inner, layer.outer, layer.factor, self.bias is None)
-        return (self.region.key, *said, self.reading, self.scales, self.shifts)
+        said = tuple(
+            (part.layer.inner, part.layer.outer, part.layer.factor, part.bias is None)
+            for part in self.parts
+        )
+        return (self.region.key, said, self.reading, self.scales, self.shifts)
 
     @np.errstate(all="ignore")
     def axes(self) -> tuple[int, ...] | None:
@@ -143,7 +167,8 @@ class AbsorptionRule:
 
     def _draws(self, number: int, numbers: tuple[int, ...]) -> list[set[tuple[int, ...]]] | None:
         """Return what each draw finds, on the smallest tensors that fit; None if none do."""
-        digits = [Fiber(channels.digits) for channels in (self.layer.inner, self.layer.outer)]
+        layers = [part.layer for part in self.parts]
+        digits = [Fiber(own.digits) for layer in layers for own in (layer.inner, layer.outer)]
         for whole in (False, True):
             rng = np.random.default_rng(number)
             sizes = self.region.sizes(numbers, digits, whole=whole)
@@ -156,20 +181,24 @@ class AbsorptionRule:
 
     def _draw(self, sizes: Sizes, rng: np.random.Generator, scale: float) -> set[tuple[int, ...]]:
         """Return the axes of the output along which the difference is factor * W s."""
-        inner, outer = (_resized(c, sizes) for c in (self.layer.inner, self.layer.outer))
-        r, s = self._vectors(inner.size, rng)
-        region = self._related(sizes, inner, r, s)
+        r, s = self._vectors(_resized(self.parts[0].layer.inner, sizes).size, rng)
+        region = self._related(sizes, r, s)
         old, new = region.drawn(sizes, rng, scale)
-        total = self._total(old, s, inner, outer)
-        if self.bias is not None and self.bias.v is not None:
-            shape = new[self.bias.v].shape
-            start = old[self.bias.u] if self.bias.u is not None else np.zeros(shape)
-            added = first_halves(total, self.layer.halves)
-            new[self.bias.v] = np.asarray(start, np.float64) + added.reshape(shape)
+        totals = [self._total(part, old, s, sizes) for part in self.parts]
+        for part, total in zip(self.parts, totals, strict=True):
+            if part.bias is not None and part.bias.v is not None:
+                shape = new[part.bias.v].shape
+                start = old[part.bias.u] if part.bias.u is not None else np.zeros(shape)
+                added = first_halves(total, part.layer.halves)
+                new[part.bias.v] = np.asarray(start, np.float64) + added.reshape(shape)
         u, v = region.outputs(old, new)
-        if self.bias is not None:
+        outside = [part.bias is None for part in self.parts]
+        if not self.shifts or not any(outside):
             return {()} if is_small(u - v, u, v) else set()
-        dims = tuple(digit.size for digit in outer.digits) if self.shifts else ()
+        if len(outside) > 1:
+            return set()
+        (total,), outer = totals, _resized(self.parts[0].layer.outer, sizes)
+        dims = tuple(digit.size for digit in outer.digits)
         return {
             axes
             for axes in permutations(range(u.ndim), len(dims))
@@ -185,26 +214,29 @@ class AbsorptionRule:
         r, s = (np.broadcast_to(each, (size,)) for each in (r, s))
         return (r if self.scales else np.ones(size)), (s if self.shifts else np.zeros(size))
 
-    def _related(self, sizes: Sizes, inner: Channels, r: Float64, s: Float64) -> Region:
+    def _related(self, sizes: Sizes, r: Float64, s: Float64) -> Region:
         """Return the region with u = r * v + s for x, and W' = W diag(r)."""
-        x, W = (sizes.of(leaf.shape) for leaf in (self.x, self.weight))
-        of_x = Relation(self.reading.spread(r, x), self.reading.spread(s, x))
-        of_weight = Relation(inner.spread(r, W), np.zeros((1,) * len(W)), reverse=True)
-        relations = {self.x: of_x, self.weight: of_weight}
+        x = sizes.of(self.x.shape)
+        relations = {self.x: Relation(self.reading.spread(r, x), self.reading.spread(s, x))}
+        for part in self.parts:
+            W, inner = sizes.of(part.weight.shape), _resized(part.layer.inner, sizes)
+            scaled = Relation(inner.spread(r, W), np.zeros((1,) * len(W)), reverse=True)
+            relations[part.weight] = scaled
         return replace(self.region, leaves=tuple(
             replace(leaf, relation=relations.get(leaf, leaf.relation))
             for leaf in self.region.leaves
         ))  # fmt: skip
 
     def _total(
-        self, old: Mapping[ir.Value, Drawn], s: Float64, inner: Channels, outer: Channels
+        self, part: LayerPart, old: Mapping[ir.Value, Drawn], s: Float64, sizes: Sizes
     ) -> Float64:
-        if self.weight.u is None:
+        inner, outer = (_resized(own, sizes) for own in (part.layer.inner, part.layer.outer))
+        if part.weight.u is None:
             raise Unprovable("a weight is new")
         if not self.shifts:
             return np.zeros(outer.size)
-        W = old[self.weight.u].astype(np.float64)
-        return self.layer.factor * weighted_sum(evaluated(ir.tensor(W)), W.shape, s, inner, outer)
+        W = old[part.weight.u].astype(np.float64)
+        return part.layer.factor * weighted_sum(evaluated(ir.tensor(W)), W.shape, s, inner, outer)
 
 
 def _resized(channels: Channels, sizes: Sizes) -> Channels:

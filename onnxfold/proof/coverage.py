@@ -1,8 +1,9 @@
 """Whether a test reads all elements in which the models differ, if indices select them.
 
-Random indices reach a few rows of a table; rows that no test reads may be anything. No table of
-operators is consulted: every node that reads integers derived from drawn numbers is run on
-positions instead of numbers, and all positions along an axis must come out.
+Random indices reach a few rows of a table; rows that no test reads may be anything. Every node that
+reads integers derived from drawn numbers is run on positions instead of numbers, and all positions
+along an axis must come out. A router picks experts by drawn numbers that are none: each expert is
+changed by itself, and the result must change.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.reference import run_nodes
+from onnxfold.operators.row import MIXTURES
+from onnxfold.operators.table import row_of
 from onnxfold.proof.sizes import Drawn
 
 READ_NO_NUMBERS = frozenset({"Shape", "Size"})
@@ -37,6 +40,9 @@ def partly_read(
             for axis in axes.get(value, ()) if chooses else ():
                 if not _reads_all(model, node, computed, value, axis):
                     return node
+            routed = row_of(node).layer in MIXTURES and 0 in axes.get(value, ())
+            if routed and not _reads_every_expert(model, node, computed, value):
+                return node
         if any(value in axes for value in read):
             axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
         if node.op_type not in READ_NO_NUMBERS and any(value in random for value in read):
@@ -62,3 +68,19 @@ def _reads_all(
     given[value] = np.ascontiguousarray(np.broadcast_to(column, array.shape))
     found = run_nodes(model, [node], given)[node.outputs[0]]
     return bool(np.isin(column, found).all())
+
+
+def _reads_every_expert(
+    model: ir.Model, node: ir.Node, computed: Mapping[ir.Value, Drawn], value: ir.Value
+) -> bool:
+    """Whether each of the experts of an operand changes the result."""
+    given = {each: computed[each] for each in node.inputs if each is not None}
+    result = node.outputs[0]
+    before = run_nodes(model, [node], given)[result]
+    for expert in range(len(computed[value])):
+        changed = computed[value].copy()
+        changed[expert] += 1
+        after = run_nodes(model, [node], {**given, value: changed})[result]
+        if np.array_equal(before, after):
+            return False
+    return True

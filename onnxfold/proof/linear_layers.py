@@ -9,6 +9,7 @@ and b' = b + factor * W s are compared element by element, within one rounding.
 Source: FlashNorm (Graef et al., 2024), section 1.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -16,9 +17,9 @@ from itertools import permutations
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.proof.absorption import AbsorptionRule, Reading, readings
+from onnxfold.proof.absorption import AbsorptionRule, LayerPart, Reading, readings
 from onnxfold.proof.certificate import Certificate, LinearLayer
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
@@ -26,7 +27,9 @@ from onnxfold.proof.region import Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
 from onnxfold.proof.sizes import SAMPLINGS, Drawn
 from onnxfold.proof.stored import exact_numbers, is_product
+from onnxfold.refusal import Refusal
 from onnxfold.weights.affine_parts import first_halves, weighted_sum
+from onnxfold.weights.dequantised import quantised_weight
 from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
 
@@ -53,38 +56,115 @@ class Absorber:
     ):
         self._before, self._after = before, after
         self._values = before.by_ref()
-        self._layers = {layer.node: layer for layer in certificate.linear}
+        self._layers: dict[str, list[LinearLayer]] = defaultdict(list)
+        for layer in certificate.linear:
+            self._layers[layer.node].append(layer)
         self._known: dict[object, object] = {}
         self.scaled = 0
         self.shifted = 0
 
-    def layer_of(self, u: ir.Value, v: ir.Value) -> LinearLayer | None:
-        """Return the layer that computes u, and v in the same way."""
+    def layers_of(self, u: ir.Value, v: ir.Value) -> list[LinearLayer]:
+        """Return the layers of the node that computes u, and v in the same way."""
         old, new = u.producer(), v.producer()
         if old is None or new is None or old.op_identifier() != new.op_identifier():
-            return None
-        return self._layers.get(self._before.node_ref(old))
+            return []
+        return self._layers.get(self._before.node_ref(old), [])
 
-    def relation(self, layer: LinearLayer, region: Region) -> Relation | None:
+    def relation(self, layers: list[LinearLayer], region: Region) -> Relation | None:
         """Return u = v, or u = v + s along the output's channels; None if neither is proved."""
-        if layer.fixed:
-            return self._beside_codes(layer, region)
-        root = self._values.get(layer.weight)
-        weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
-        changed = [x for x in region.leaves if x.relation.r is not None and x is not weight]
-        if weight is None or len(changed) != 1 or changed[0].relation.reverse:
+        parts = [self._part(layer, region) for layer in layers]
+        if any(layer.fixed for layer in layers):
+            found = self._into_biases(layers, region)
+            return found or (self._beside_codes(layers[0], region) if len(layers) == 1 else None)
+        own = {part.weight for part in parts if part is not None}
+        changed = [x for x in region.leaves if x.relation.r is not None and x not in own]
+        if None in parts or len(changed) != 1 or changed[0].relation.reverse:
             return None
-        bias = self._bias(layer, region)
-        for inner in _orders(layer.inner):
-            ordered = replace(layer, inner=inner)
-            for r, s, reading in _vectors(changed[0], inner):
-                if layer.bias is not None and bias is None and np.any(s):
+        known = tuple(part for part in parts if part is not None)
+        for inners in zip(*(_orders(layer.inner) for layer in layers), strict=True):
+            ordered = tuple(
+                replace(part, layer=replace(part.layer, inner=inner))
+                for part, inner in zip(known, inners, strict=True)
+            )
+            for r, s, reading in _vectors(changed[0], inners[0]):
+                lost = any(part.layer.bias is not None and part.bias is None for part in known)
+                if lost and np.any(s):
                     continue
-                rule = AbsorptionRule.of(ordered, region, weight, changed[0], bias, reading, r, s)
+                rule = AbsorptionRule.of(ordered, region, changed[0], reading, r, s)
                 found = self._checked(_Claim(rule, r, s))
                 if found is not None:
                     return found
         return None
+
+    def _part(self, layer: LinearLayer, region: Region) -> LayerPart | None:
+        root = self._values.get(layer.weight)
+        weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
+        return None if weight is None else LayerPart(layer, weight, self._bias(layer, region))
+
+    @np.errstate(all="ignore")
+    def _into_biases(self, layers: list[LinearLayer], region: Region) -> Relation | None:
+        """Return u = v where f(x + s, W, b) = f(x, W, b + W s), each W made of codes.
+
+        The original's nodes compute both sides, of the numbers that are stored.
+        """
+        changed = [leaf for leaf in region.leaves if leaf.relation.r is not None]
+        biases = [self._bias(layer, region) for layer in layers]
+        others = [leaf for leaf in region.leaves if leaf not in (*changed, *biases)]
+        stays = all(leaf.u is not None and leaf.relation.equal for leaf in others)
+        node, codes = region.nodes[0], [self._values.get(layer.weight) for layer in layers]
+        if (
+            not all(value in node.inputs for value in codes)
+            or len(changed) != 1
+            or None in biases
+            or not stays
+            or changed[0].relation.reverse
+        ):
+            return None
+        totals = self._of_codes(layers, node, changed[0])
+        known = [leaf for leaf in biases if leaf is not None]
+        if totals is None or not self._moves_alike(region, changed[0], known, totals):
+            return None
+        shown = [self._with_bias(leaf, total) for leaf, total in zip(known, totals, strict=True)]
+        return EQUAL if all(found is not None for found in shown) else None
+
+    def _of_codes(self, layers: list[LinearLayer], node: ir.Node, x: Leaf) -> list[Float64] | None:
+        """Return W s for every layer of a node, of the numbers that its codes are."""
+        totals = []
+        for layer in layers:
+            at = list(node.inputs).index(self._values.get(layer.weight))
+            weight = quantised_weight(self._before, Reader(node, at))
+            found = next(iter(_vectors(x, layer.inner)), None)
+            if isinstance(weight, Refusal) or found is None or np.any(found[0] != 1):
+                return None
+            shape = tuple(weight.shape.numpy())
+            totals.append(weighted_sum(weight, shape, found[1], layer.inner, layer.outer))
+        return totals
+
+    def _moves_alike(
+        self, region: Region, x: Leaf, biases: list[Leaf], totals: list[Float64]
+    ) -> bool:
+        """Whether s in x does to the original's result what W s in its biases does."""
+        for number, numbers in enumerate(SAMPLINGS[: 1 + bool(region.symbols)]):
+            sizes, rng = region.sizes(numbers, whole=True), np.random.default_rng(number)
+            given: dict[ir.Value, Drawn] = {}
+            for leaf in region.leaves:
+                if leaf.u is not None:
+                    stored = self._before.tensor(leaf.u) is not None
+                    drawn = rng.standard_normal(sizes.of(leaf.shape))
+                    given[leaf.u] = self._stored(leaf) if stored else drawn
+            shifted, moved = dict(given), dict(given)
+            if x.u is None or x.relation.s is None:
+                return False
+            shifted[x.u] = given[x.u].astype(np.float64) + x.relation.s
+            for leaf, total in zip(biases, totals, strict=True):
+                if leaf.u is None:
+                    return False
+                bias = given[leaf.u].astype(np.float64)
+                moved[leaf.u] = bias + total.reshape(bias.shape)
+            first, second = region.original(shifted), region.original(moved)
+            if not is_small(first - second, first, second):
+                return False
+        return True
 
     def _beside_codes(self, layer: LinearLayer, region: Region) -> Relation | None:
         """Return what is left of f(x + s, W, b) = f(x, W, b) + W s, W s as the nodes compute it.
@@ -139,16 +219,21 @@ class Absorber:
         return exact_numbers(tensor)[0]
 
     def _checked(self, claim: _Claim) -> Relation | None:
-        if not self._weight_is_scaled(claim):
+        parts = claim.rule.parts
+        if not all(self._weight_is_scaled(part, claim.r) for part in parts):
             return None
         axes = self._axes(claim.rule)
         if axes is None:
             return None
-        total = self._total(claim)
-        if claim.rule.bias is not None:
-            return self._with_bias(claim.rule.bias, total)
-        rank = self._before.rank(claim.rule.region.pair[0])
-        return None if rank is None else _along(rank, axes, claim.rule.layer.outer, total)
+        totals = [self._total(part, claim.s) for part in parts]
+        if len(parts) == 1 and parts[0].bias is None:
+            rank = self._before.rank(claim.rule.region.pair[0])
+            return None if rank is None else _along(rank, axes, parts[0].layer.outer, totals[0])
+        shown = [
+            EQUAL if part.bias is None else self._with_bias(part.bias, total)
+            for part, total in zip(parts, totals, strict=True)
+        ]
+        return EQUAL if all(found is not None for found in shown) else None
 
     def _bias(self, layer: LinearLayer, region: Region) -> Leaf | None:
         if layer.bias is None:
@@ -157,24 +242,24 @@ class Absorber:
         value = new.inputs[layer.bias] if new and layer.bias < len(new.inputs) else None
         return next((leaf for leaf in region.leaves if value is not None and leaf.v is value), None)
 
-    def _weight_is_scaled(self, claim: _Claim) -> bool:
-        weight, inner = claim.rule.weight, claim.rule.layer.inner
+    def _weight_is_scaled(self, part: LayerPart, r: Float64) -> bool:
+        weight, inner = part.weight, part.layer.inner
         old, new = self._before.tensor(weight.u), self._after.tensor(weight.v)
         if old is None or new is None:
             return False
-        factor = inner.spread(claim.r, tuple(old.shape.numpy()))
+        factor = inner.spread(r, tuple(old.shape.numpy()))
         key = ("weight", weight.u, weight.v, factor.tobytes())
         if key not in self._known:
             self._known[key] = is_product(old, new, factor)
             self.scaled += bool(self._known[key])
         return bool(self._known[key])
 
-    def _total(self, claim: _Claim) -> Float64:
-        layer, tensor = claim.rule.layer, self._before.tensor(claim.rule.weight.u)
-        if tensor is None or not np.any(claim.s):
+    def _total(self, part: LayerPart, s: Float64) -> Float64:
+        layer, tensor = part.layer, self._before.tensor(part.weight.u)
+        if tensor is None or not np.any(s):
             return np.zeros(layer.outer.size * (2 if layer.halves else 1))
         shape = tuple(tensor.shape.numpy())
-        total = weighted_sum(evaluated(tensor), shape, claim.s, layer.inner, layer.outer)
+        total = weighted_sum(evaluated(tensor), shape, s, layer.inner, layer.outer)
         return first_halves(layer.factor * total, layer.halves)
 
     def _with_bias(self, bias: Leaf, total: Float64) -> Relation | None:

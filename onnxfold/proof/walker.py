@@ -251,11 +251,11 @@ class _Walker:
         return self._same_bodies[identifier]
 
     def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
-        layer = self._absorber.layer_of(u, v)
-        if layer is None:
+        layers = self._absorber.layers_of(u, v)
+        if not layers:
             return None
         try:
-            return self._absorber.relation(layer, self._near.region(u, v, (1, 1, False), set()))
+            return self._absorber.relation(layers, self._near.region(u, v, (1, 1, False), set()))
         except Unprovable:
             return None
 

@@ -1,8 +1,8 @@
 """Weights stored as codes of few bits: their numbers (code - zero point) * scale, in float64.
 
 DequantizeLinear gives them with one scale for all, for each index of an axis, or for each block of
-an axis; MatMulNBits of com.microsoft has them as an operand [N, K], in blocks along K.  The numbers
-are read and never changed: codes of few bits hold no other ones.
+an axis; MatMulNBits of com.microsoft has them as an operand [N, K], in blocks along K, and QMoE has
+one for each expert.  The numbers are read and never changed: codes of few bits hold no other ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.operands import known_producer, operand
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.operators.row import Layer
+from onnxfold.operators.row import OF_CODES, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -50,21 +50,26 @@ class QuantisedWeight:
             yield (chunk * factors[start : start + chunk.shape[0], np.newaxis]).sum(axis=0)
 
 
-def holder_of(value: ir.Value, reader: ir.Node) -> ir.Node:
-    """Return the node that a fixed weight is asked of: its reader, or what dequantises it."""
-    return reader if row_of(reader).layer is Layer.MATMUL_BLOCKS else known_producer(value)
+def holder_of(value: ir.Value, reader: Reader) -> Reader:
+    """Return the operand that a fixed weight is asked of: codes of the reader, or dequantised."""
+    codes = row_of(reader.node).layer in OF_CODES
+    return reader if codes else Reader(known_producer(value), 0)
 
 
-def quantised_weight(view: ModelInfo, node: ir.Node) -> QuantisedWeight | Refusal:
-    """Return the weight that a DequantizeLinear computes, or that a MatMulNBits multiplies by."""
-    given = [view.tensor(value) for value in node.inputs]
-    in_blocks = row_of(node).layer is Layer.MATMUL_BLOCKS
-    # What MatMulNBits multiplies and adds is not part of its weight.
-    codes, scale, zero = ([*given, None, None])[1:4] if in_blocks else ([*given, None])[:3]
-    unknown = operand(node, 3 if in_blocks else 2) is not None and zero is None
+def quantised_weight(view: ModelInfo, holder: Reader) -> QuantisedWeight | Refusal:
+    """Return the weight of the codes at an input of a node, which multiplies by or returns it."""
+    node, first = holder.node, holder.index
+    of_experts = row_of(node).layer is Layer.EXPERT_BLOCKS
+    number = first // 3  # of the layer
+    last = 11 + number if of_experts else first + 2
+    codes, scale, zero = (view.tensor(operand(node, at)) for at in (first, first + 1, last))
+    unknown = operand(node, last) is not None and zero is None
     if codes is None or scale is None or unknown or codes.dtype is ir.DataType.UNDEFINED:
         return refuse(RefusalCode.DYNAMIC_WEIGHT, node, "has codes or scales that are no constants")
-    made = _of_blocks if in_blocks else _of_axis
+    if of_experts:
+        bits = _bits_of_experts(node, number)
+        return _of_experts(node, bits, codes, scale, zero)
+    made = _of_blocks if row_of(node).layer is Layer.MATMUL_BLOCKS else _of_axis
     return made(node, codes, scale, zero)
 
 
@@ -143,6 +148,54 @@ def _of_blocks(
         return np.asarray(wide.reshape(stop - start, -1)[:, :inner])
 
     return QuantisedWeight(ir.Shape((out, inner)), rows)
+
+
+def _bits_of_experts(node: ir.Node, number: int) -> int:
+    """Return the bits of a code of a QMoE's weights, or of one of them."""
+    every = node.attributes.get_int("expert_weight_bits", 4)
+    return node.attributes.get_int(f"fc{number + 1}_expert_weight_bits", every)
+
+
+def _of_experts(
+    node: ir.Node,
+    bits: int,
+    codes: ir.TensorProtocol,
+    scale: ir.TensorProtocol,
+    zero: ir.TensorProtocol | None,
+) -> QuantisedWeight | Refusal:
+    """QMoE: codes [E, N, bytes], low bits first; scales [E, N] or [E, N, blocks].
+
+    The zero points of rows are packed along N, those of blocks along the blocks.
+    """
+    unknown = refuse(RefusalCode.UNSUPPORTED_TYPE, node, "holds its codes in an unknown layout")
+    integers = node.attributes.get_string("quant_type", "int") == "int"
+    raw = node.attributes.get_int("weights_prepacked", -1) == 0  # a device may choose otherwise
+    sizes, scales = codes.shape.numpy(), scale.shape.numpy()
+    if not (integers and raw and bits in _PACKED and len(sizes) == 3 and scales[:2] == sizes[:2]):
+        return unknown
+    count, out, inner = sizes[0], sizes[1], sizes[2] * 8 // bits
+    blocks = scales[2] if len(scales) == 3 else 1
+    block = node.attributes.get_int("block_size", inner)
+    shape = (
+        (count, out, -(-blocks * bits // 8)) if len(scales) == 3 else (count, -(-out * bits // 8))
+    )
+    misfit = zero is not None and zero.shape.numpy() != shape
+    if codes.dtype is not ir.DataType.UINT8 or block * blocks != inner or misfit:
+        return unknown
+
+    def rows(start: int, stop: int) -> Float64:
+        numbers = _unpacked(codes.numpy()[start:stop], bits)
+        factor = scale.numpy()[start:stop].astype(np.float64).reshape(stop - start, out, blocks)
+        offset = np.full(factor.shape, 2.0 ** (bits - 1))
+        if zero is not None:
+            known = _unpacked(zero.numpy()[start:stop], bits)
+            own = known[..., :blocks] if len(scales) == 3 else known[:, :out, np.newaxis]
+            offset = np.asarray(own)
+        spread = (np.repeat(each, block, axis=2) for each in (offset, factor))
+        zeros, factors = spread
+        return np.asarray((numbers - zeros) * factors)
+
+    return QuantisedWeight(ir.Shape((count, out, inner)), rows)
 
 
 def _unpacked(codes: Array, bits: int) -> Float64:

@@ -5,7 +5,7 @@ appended to the list of one lazy tensor, so the stored result is rounded once fo
 order of edits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar
@@ -64,15 +64,13 @@ class Product:
         return first_halves(self._factor * total[self._part], self._halves)
 
 
-class _Recomputed(ir.LazyTensor):
-    """A tensor in the type and shape of another, computed whenever it is read or saved."""
+class _LikeTensor(ir.LazyTensor):
+    """A tensor of the type and shape of another, computed whenever it is read."""
 
-    def __init__(
-        self, base: ir.TensorProtocol, name: str, compute: Callable[[], ir.TensorProtocol]
-    ):
+    def __init__(self, base: ir.TensorProtocol, name: str):
         self.base = base
         super().__init__(
-            compute,
+            self._compute,
             dtype=base.dtype,
             shape=ir.Shape(base.shape.numpy()),
             name=name,
@@ -85,12 +83,15 @@ class _Recomputed(ir.LazyTensor):
         # The base class would show the bound method, and so this tensor, endlessly.
         return f"{type(self).__name__}({self.base!r}, name={self.name!r})"
 
+    def _compute(self) -> ir.TensorProtocol:
+        raise NotImplementedError
 
-class EditedTensor(_Recomputed):
-    """A tensor and the edits made to it, in order."""
+
+class EditedTensor(_LikeTensor):
+    """A tensor and the edits made to it, in order; computed whenever it is read or saved."""
 
     def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str):
-        super().__init__(base, name, self._compute)
+        super().__init__(base, name)
         self.edits = edits
 
     @property
@@ -135,14 +136,14 @@ class EditedTensor(_Recomputed):
             raise WeightOverflowError(f"weight '{self.name}' {error}") from error
 
 
-class RotatedTensor(_Recomputed):
+class RotatedTensor(_LikeTensor):
     """A tensor with every set of a fiber multiplied by an orthogonal matrix, rounded once.
 
     For another edited tensor it continues from its unrounded numbers.
     """
 
     def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
-        super().__init__(base, name, self._compute)
+        super().__init__(base, name)
         self._fiber, self._matrix = fiber, matrix
 
     def exact(self) -> Float64:

@@ -118,7 +118,9 @@ def test_a_copy_that_somebody_wrote_into_is_theirs(two: Path) -> None:
     "name",
     ["out.ort", "out.ORT", "out.json", "out.onnxjson", "out.pbtxt", "out.onnxtxt", "o.textproto"],
 )
-@pytest.mark.parametrize("words", [("optimize",), ("convert", "--to", "rms")])
+@pytest.mark.parametrize(
+    "words", [("optimize",), ("convert", "--to", "rms"), ("tune",), ("rotate", "--to", "int8")]
+)
 def test_a_name_of_another_format_is_refused_at_once(
     two: Path,
     name: str,

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from tests.operators.operators import group_norm, group_normalization, mean_variance
 from tests.operators.sample import Array, Dims, Draw, Operand, Sample, fixed
+from tests.operators.sampled_experts import q_experts
 
 __all__ = ["OTHERS", "WITHOUT_ORACLE"]
 
@@ -276,6 +277,7 @@ _UNARY = {
     24: "Swish",
 }
 OTHERS: dict[tuple[str, str], Sampler] = {
+    (_MS, "QMoE"): q_experts,
     **{("", op): _unary(op, opset) for opset, ops in _UNARY.items() for op in ops.split()},
     **{
         ("", op): _reduce(op, 18)

@@ -50,3 +50,10 @@ def test_norms_that_stay_for_other_tools_are_counted(tmp_path: Path) -> None:
     assert said.startswith("2 norms that could fold stay LayerNormalization")
     said = _notes("a table", tmp_path)[-1]
     assert said.startswith("1 norm that could fold stays LayerNormalization")
+
+
+@pytest.mark.parametrize("options", [{"norm_form": "decomposed"}, {"fold": "always"}])
+def test_an_epsilon_that_onnxscript_drops_is_named(options: dict[str, str], tmp_path: Path) -> None:
+    said = _notes("epsilon of ViT and BERT", tmp_path, **options)
+    assert [note for note in said if "an epsilon of 1e-12 as 0" in note]
+    assert not [note for note in _notes("pre-LN", tmp_path, **options) if "epsilon" in note]

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold.weights.dequantised as module
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.refusal import Refusal
 from onnxfold.weights.affine_parts import weighted_sum
@@ -44,7 +44,8 @@ def _model(
 
 def _found(model: onnx.ModelProto) -> QuantisedWeight | Refusal:
     view = ModelInfo(ir.from_proto(model))
-    return quantised_weight(view, next(iter(view.nodes())))
+    node = next(iter(view.nodes()))
+    return quantised_weight(view, Reader(node, int(node.op_type == "MatMulNBits")))
 
 
 def _whole(weight: QuantisedWeight | Refusal) -> Array:

@@ -8,9 +8,9 @@ from onnxfold.graph import Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import operand
 from onnxfold.operators.families.linear import without_map
-from onnxfold.operators.families.maps import Axes, IndexMap, map_of, weight_shape
+from onnxfold.operators.families.maps import Axes, IndexMap, expert_map, map_of, weight_shape
 from onnxfold.operators.families.transfer import refuse, unknown_shape
-from onnxfold.operators.row import Layer
+from onnxfold.operators.row import OF_CODES, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -28,8 +28,8 @@ class AbsorbingLayer:
     output in W, over whose other axes W s is summed; ``output``: the same channels in the output.
     ``bias``: the input that absorbs W s, times ``factor``; None if the operator has none and the
     output keeps the shift. ``halves``: the number of rows of the bias whose first halves alone
-    absorb W s, or 0 for all of it. ``shift_refusal``: why a shift is not constant per channel of
-    the output.
+    absorb W s, or 0 for all of it; ``rows``: those of a bias of two axes. ``shift_refusal``: why a
+    shift is not constant per channel of the output.
     """
 
     weight: int
@@ -39,13 +39,51 @@ class AbsorbingLayer:
     bias: int | None = None
     factor: float = 1.0
     halves: int = 0
+    rows: int = 0
     shift_refusal: Refusal | None = None
+
+
+def absorbing_layers(
+    view: ModelInfo, node: ir.Node, index: int, channels: Channels
+) -> tuple[AbsorbingLayer, ...] | Refusal:
+    """Return how each layer of a node absorbs the scale and shift of its input ``index``."""
+    if not row_of(node).enters:
+        found = absorbing_layer(view, node, index, channels)
+        return found if isinstance(found, Refusal) else (found,)
+    if index:
+        return refuse(RefusalCode.EXACT_READER, node, "needs the values with gamma and beta")
+    known = expert_map(view, node)
+    if known is None:
+        return unknown_shape(node)
+    x, w = known.factors
+    placed = channels.mapped(lambda digit: known.image(digit, x, w))
+    if placed is None:
+        sentence = f"does not sum over the channels ({channels})"
+        return refuse(RefusalCode.FIBER_BROKEN, node, sentence)
+    width, made = view.dim(node.inputs[0], -1), []
+    for weight, bias in row_of(node).enters:
+        shape = view.shape(operand(node, weight))
+        if operand(node, weight) is None:
+            continue
+        codes = row_of(node).layer in OF_CODES
+        outer = None if shape is None else _outer(shape, known, w)
+        if shape is None or outer is None or not (codes or shape[-1] == width):
+            return unknown_shape(node)
+        why = None
+        if codes and operand(node, bias) is None:
+            why = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has experts without a bias")
+        rows = shape[0] if isinstance(shape[0], int) else 0
+        layer = AbsorbingLayer(
+            weight, placed, outer, _NONE, bias=bias, rows=rows, shift_refusal=why
+        )
+        made.append(layer)
+    return tuple(made)
 
 
 def absorbing_layer(
     view: ModelInfo, node: ir.Node, index: int, channels: Channels
 ) -> AbsorbingLayer | Refusal:
-    """Return how a linear layer absorbs the scale and shift of its input ``index``.
+    """Return how a layer of one weight absorbs the scale and shift of its input ``index``.
 
     Law: a diagonal over indices shared by x and W is a diagonal of W, and W s varies only along the
     indices of W that the output, or the bias, has.

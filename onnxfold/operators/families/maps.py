@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, follow_reshape
 from onnxfold.graph.einsum import einsum_labels
+from onnxfold.graph.operands import operand
 from onnxfold.operators.families import layout, reduce
 from onnxfold.operators.families.parts import sliced_axes
 from onnxfold.operators.families.transfer import refuse
@@ -32,6 +33,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 Axis = tuple[str, ...]  # labels, most significant first
 Axes = tuple[Axis, ...]
+_EXPERT: Axis = ("e",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +323,30 @@ def _blocks(view: ModelInfo, node: ir.Node) -> IndexMap | None:
     return IndexMap(((*rows, ("k",)), (("n",), ("k",))), (*rows, ("n",)), bias)
 
 
+def _experts(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """sum_e p_e (W_e h_e + b_e) of com.microsoft, h_e of x by the weights and biases before.
+
+    The router and what computes h_e share no index with the output but those of rows.
+    """
+    rank = view.rank(node.inputs[0])
+    if not rank:
+        return None
+    rows = tuple((f"m{axis}",) for axis in range(rank - 1))
+    inner, out = (_EXPERT, *((label,) for label in "ik")), (_EXPERT, ("n",), ("j",))
+    bias = out[:2] if operand(node, 5) is not None else None
+    return IndexMap(((*rows, ("k",)), ((), _EXPERT), inner, inner[:2], out), (*rows, ("n",)), bias)
+
+
+def expert_map(view: ModelInfo, node: ir.Node) -> IndexMap | None:
+    """How x enters experts: by x W_e' + b_e for each expert e."""
+    rank = view.rank(node.inputs[0])
+    if not rank:
+        return None
+    weight = (_EXPERT, ("i",), ("k",))
+    x = (*((f"m{axis}",) for axis in range(rank - 1)), ("k",))
+    return IndexMap((x, weight), (), weight[:2])
+
+
 def _recurrent(view: ModelInfo, node: ir.Node) -> IndexMap | None:
     """RNN, GRU and LSTM: x W' + Wb for each direction and gate.
 
@@ -344,6 +370,7 @@ _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.DROPOUT: _along(lambda view, node: ()),
     Family.EINSUM: _einsum,
     Family.EXPAND: _broadcasting,
+    Family.EXPERTS: _experts,
     Family.GATHER: _renamed(layout.gathered),
     Family.GATHER_ND: _renamed(layout.gathered_by_tuples),
     Family.GEMM: _gemm,

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
-from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layer
+from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layers
 from onnxfold.operators.families.linear import Linear, without_map
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
@@ -48,14 +48,22 @@ class ReadsShape:
     """The reader uses only the shape."""
 
 
-Reaction = Passes | AbsorbingLayer | ReadsShape | Refusal
+@dataclass(frozen=True, slots=True)
+class Absorbs:
+    """The linear layers of one reader, most often one, that take the diagonal and the shift."""
+
+    layers: tuple[AbsorbingLayer, ...]
+
+
+Reaction = Passes | Absorbs | ReadsShape | Refusal
 
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
     """Return the response of ``node`` when its input ``index`` is x instead of g * x + s."""
     row = row_of(node)
     if row.layer is not None:
-        return absorbing_layer(view, node, index, channels)
+        found = absorbing_layers(view, node, index, channels)
+        return found if isinstance(found, Refusal) else Absorbs(found)
     if not facets.reads_elements(row):
         return ReadsShape()
     data = facets.data_inputs(row, len(node.inputs))

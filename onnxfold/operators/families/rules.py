@@ -28,6 +28,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.DROPOUT: Linear(elementwise.refuse_training),
     Family.EINSUM: _LAYER,
     Family.EXPAND: _PLAIN,
+    Family.EXPERTS: _PLAIN,
     Family.FILLED: layout.Filled(),
     Family.GATHER: _PLAIN,
     Family.GATHER_ND: _PLAIN,

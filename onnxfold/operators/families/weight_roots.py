@@ -10,7 +10,7 @@ from onnxfold.graph.operands import producer_of
 from onnxfold.operators import facets
 from onnxfold.operators.families.reactions import before_layout
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.operators.row import Layer
+from onnxfold.operators.row import OF_CODES
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -20,7 +20,7 @@ class EditPlace:
     """The constant from which layouts compute an operand, and its reader there.
 
     ``channels`` and ``outer`` are in the coordinates of the constant.  ``fixed``: its numbers are
-    known and cannot change, for it is what a node dequantises, or the codes of a MatMulNBits.
+    known and cannot change, for it is what a node dequantises, or the codes of a layer.
     """
 
     value: ir.Value
@@ -40,11 +40,11 @@ def root_of(
     holder = reader
     value = reader.node.inputs[reader.index] if reader.index < len(reader.node.inputs) else None
     while value is not None:
-        if fixed and (row_of(holder.node).layer is Layer.MATMUL_BLOCKS or _dequantised(value)):
+        if fixed and (row_of(holder.node).layer in OF_CODES or _dequantised(value)):
             return EditPlace(value, holder, channels, outer, fixed=True)
         tensor = view.tensor(value)
         if tensor is not None:
-            if row_of(reader.node).layer is Layer.MATMUL_BLOCKS:
+            if row_of(reader.node).layer in OF_CODES:
                 return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight")
             if tensor.dtype not in FLOATS:
                 sentence = f"has a weight of type {tensor.dtype}"

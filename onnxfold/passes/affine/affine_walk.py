@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators.families.absorb import AbsorbingLayer
-from onnxfold.operators.families.reactions import Passes, react
+from onnxfold.operators.families.reactions import Absorbs, Passes, react
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -70,11 +70,12 @@ class _Walk:
             reaction = react(self._view, node, index, channels)
             if isinstance(reaction, Refusal):
                 return reaction
-            if isinstance(reaction, AbsorbingLayer):
+            if isinstance(reaction, Absorbs):
                 if len(met) > 1:
                     return refuse(RefusalCode.EXACT_READER, node, "reads it twice")
-                self.found.append(ReachedLayer(Reader(node, index), reaction))
-                self.shift_refusal = self.shift_refusal or reaction.shift_refusal
+                for layer in reaction.layers:
+                    self.found.append(ReachedLayer(Reader(node, index), layer))
+                    self.shift_refusal = self.shift_refusal or layer.shift_refusal
             elif isinstance(reaction, Passes):
                 if set(reaction.jointly) != set(met) or (
                     passes is not None and passes.outputs != reaction.outputs

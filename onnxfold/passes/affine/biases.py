@@ -25,6 +25,8 @@ def bias_of(
         reader = Reader(node, absorbs.bias)
         if absorbs.halves:
             return _first_halves(view, operand, reader, absorbs)
+        if absorbs.rows:
+            return _of_rows(view, operand, reader, absorbs)
         if operand is None:
             return Place("", ref_of(view, reader), Channels.along([(0, size)]), 0)
         shape = shape_of(view, operand)
@@ -45,6 +47,19 @@ def _first_halves(
     if shape_of(view, operand) != (rows, size // rows):
         return None
     return replace(place_of(view, operand, reader, channels), halves=rows)
+
+
+def _of_rows(
+    view: ModelInfo, operand: ir.Value | None, reader: Reader, absorbs: AbsorbingLayer
+) -> Place | None:
+    """Return the bias of experts, a row for each."""
+    rows, size = absorbs.rows, absorbs.outer.size
+    channels = Channels.along([(0, rows), (1, size // rows)])
+    if operand is None:
+        return Place("", ref_of(view, reader), channels, rows=rows)
+    if shape_of(view, operand) != (rows, size // rows):
+        return None
+    return place_of(view, operand, reader, channels)
 
 
 def parts_of(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:

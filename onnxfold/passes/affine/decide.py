@@ -331,7 +331,7 @@ def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
     if isinstance(root, Refusal):
         return root
     if root.fixed:
-        numbers = quantised_weight(view, holder_of(root.value, root.reader.node))
+        numbers = quantised_weight(view, holder_of(root.value, root.reader))
         unfit = numbers if isinstance(numbers, Refusal) else None
     else:
         unfit = refuse_narrow(view, root.value)

@@ -4,8 +4,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.operators.families.absorb import AbsorbingLayer
-from onnxfold.operators.families.reactions import Passes, ReadsShape, react
+from onnxfold.operators.families.reactions import Absorbs, Passes, ReadsShape, react
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -32,10 +31,13 @@ def _behind(info: ModelInfo, reader: Reader, channels: Channels) -> list[EditPla
     reaction = react(info, node, reader.index, channels)
     if isinstance(reaction, ReadsShape):
         return []
-    if isinstance(reaction, AbsorbingLayer):
-        weight = Reader(node, reaction.weight)
-        place = root_of(info, weight, reaction.channels, reaction.outer)
-        return place if isinstance(place, Refusal) else [place]
+    if isinstance(reaction, Absorbs):
+        places = [
+            root_of(info, Reader(node, layer.weight), layer.channels, layer.outer)
+            for layer in reaction.layers
+        ]
+        refused = next((place for place in places if isinstance(place, Refusal)), None)
+        return refused or [place for place in places if not isinstance(place, Refusal)]
     if not isinstance(reaction, Passes):
         return reaction
     if reaction.jointly != (reader.index,):

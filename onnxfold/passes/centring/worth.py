@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
+from onnxfold.graph.operands import known_producer
 from onnxfold.norms import BareCentring, NormKind, NormSite, find_centrings
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
@@ -159,7 +160,8 @@ class _Prices:
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1:  # together they compute x - mean(x) once, as a centering does
+        if shared > 1 and not self.lowering.calls_in_place(site):
+            # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
         return Demand(site, gain, spent, apart + beta)
 
@@ -250,4 +252,6 @@ def _refuse_here(
 ) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
+    if info.is_dead(known_producer(site.output)):
+        return Refusal(RefusalCode.NOT_WORTH, "no output depends on its result", ())
     return settings.refuse_unproved(info.ref(site.output))

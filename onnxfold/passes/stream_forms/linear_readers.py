@@ -16,7 +16,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import AbsorbingLayer
-from onnxfold.operators.families.reactions import before_layout, react
+from onnxfold.operators.families.reactions import Absorbs, before_layout, react
 from onnxfold.operators.families.transfer import Backward, refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.table import row_of
@@ -79,9 +79,13 @@ class ReadersWalk(ResizingWalk):
         (block,) = point.fiber.blocks
         channels = Channels.along([(block.axis, block.size)])
         reaction = react(self.info, reader.node, reader.index, channels)
-        if not isinstance(reaction, AbsorbingLayer):
+        if not isinstance(reaction, Absorbs):
             return super().read(point, reader)
-        found = _layer(self.info, reader.node, reaction)
+        if len(reaction.layers) > 1 or facets.same_shape(row_of(reader.node)):
+            return refuse(
+                RefusalCode.EXACT_READER, reader.node, "gives as many channels as it reads"
+            )
+        found = _layer(self.info, reader.node, reaction.layers[0])
         if isinstance(found, Refusal):
             return found
         self.layers.append(found)

@@ -216,6 +216,65 @@ CONTRIB = [
             (4, [np.uint8([[0x21], [0x43], [0xA5], [0x07], [0xF0]])]),
         )
     ),
+    *(
+        Case(
+            "MoE",
+            [
+                f(5, 8),
+                f(5, 3, seed=1),
+                f(3, out, 8, seed=2),
+                *(f(3, out, seed=3) for _ in biased),
+                *(None for _ in range(1 - len(biased))),
+                f(3, 8, 6, seed=4),
+            ],
+            {"k": 2, "activation_type": name, "normalize_routing_weights": 1, **rest},
+            17,
+            (F32,),
+            MS,
+        )
+        for name, out, biased, rest in (
+            ("relu", 6, (), {}),
+            ("silu", 6, (0,), {}),
+            ("gelu", 6, (0,), {"normalize_routing_weights": 0}),
+            ("identity", 6, (0,), {"k": 1}),
+            (
+                "swiglu",
+                12,
+                (0,),
+                {
+                    "swiglu_fusion": 1,
+                    "activation_alpha": 1.7,
+                    "activation_beta": 1.0,
+                    "swiglu_limit": 0.7,
+                },
+            ),
+        )
+    ),
+    *(
+        Case(
+            "QMoE",
+            [
+                f(5, 32),
+                f(5, 3, seed=1),
+                np.random.default_rng(0).integers(0, 256, (3, 16, 4 * bits), np.uint8),
+                0.1 * np.abs(f(3, 16, *blocks[:1])),
+                f(3, 16),
+                np.random.default_rng(1).integers(0, 256, (3, 32, 2 * bits), np.uint8),
+                0.1 * np.abs(f(3, 32, *blocks[1:])),
+                f(3, 32),
+            ],
+            {"k": 2, "activation_type": "silu", "expert_weight_bits": bits, **rest},
+            17,
+            (F32,),
+            MS,
+        )
+        for bits, blocks, rest in (
+            (4, (), {}),
+            (8, (), {"weights_prepacked": 0}),
+            (4, (2, 1), {"block_size": 16}),
+            (2, (2, 1), {"block_size": 16}),
+        )
+    ),
     Case(
         "MatMulNBits",
         [f(3, 32), np.random.default_rng(0).integers(0, 256, (4, 2, 8), np.uint8), np.abs(f(8))],

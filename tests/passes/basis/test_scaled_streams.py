@@ -22,6 +22,7 @@ from tests.passes.basis.wide_streams import (
     WIDTH,
     WORDS,
     Builder,
+    between_streams,
     wide_stream,
 )
 from tests.soundness.float64 import evaluate
@@ -66,10 +67,12 @@ def test_float16_holds_a_scaled_stream(name: str, form: str) -> None:
     assert result.proof is not None
     assert result.proof.passed
     every = result.report["scaled_streams"]["streams"]
-    (stream,) = [each for each in every if each["exponent"]]
-    assert stream["inserted"] == ({"activation first": ["e"]}.get(name, []))
-    assert stream["exponent"] >= np.log2(LARGE) - 16
-    assert all(value["after"] <= 65504 / 8 for value in stream["values"])
+    streams = [each for each in every if each["exponent"]]
+    assert len(streams) == (3 if name == "between streams" else 1)
+    assert streams[-1]["inserted"] == ({"activation first": ["e"]}.get(name, []))
+    for stream in streams:
+        assert stream["exponent"] >= np.log2(LARGE) - 16
+        assert all(value["after"] <= 65504 / 8 for value in stream["values"])
     assert error(expected, evaluate(result.model, FEEDS)) < 1e-6
     assert error(expected, run(result.model)) < 1e-5
     half = in_float16(result.model)
@@ -81,6 +84,12 @@ def test_a_scale_of_so_many_bits_is_that_of_every_stream() -> None:
     (stream,) = result.report["scaled_streams"]["streams"]
     assert stream["exponent"] == 20
     assert stream["values"][0]["after"] == stream["values"][0]["before"] * 2.0**-20
+
+
+def test_copies_of_a_shared_bias_are_proved_by_their_readers() -> None:
+    result = scaled(between_streams(shared=True), scale_streams=12)
+    assert not result.report["scaled_streams"]["refusals"]
+    assert "left_out" not in result.report
 
 
 def test_a_tied_table_that_is_too_large_to_store_twice_stays() -> None:

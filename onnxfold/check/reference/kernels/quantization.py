@@ -172,7 +172,7 @@ def matmul_integer_to_float(
     return y if bias is None else np.asarray(y + bias)
 
 
-def _unpacked(x: Array, bits: int) -> Array:
+def unpacked(x: Array, bits: int) -> Array:
     """The numbers of `bits` bits in bytes, low bits first, along the last axis."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (x[..., None] >> shifts) & np.uint8(2**bits - 1)
@@ -199,13 +199,13 @@ def matmul_n_bits(
     if zeros is None:
         offset = np.full((out, blocks), 2 ** (bits - 1), dtype=scales.dtype)
     elif zeros.dtype == np.uint8:
-        offset = _unpacked(zeros.reshape(out, -1), bits)[:, :blocks].astype(scales.dtype)
+        offset = unpacked(zeros.reshape(out, -1), bits)[:, :blocks].astype(scales.dtype)
     else:
         offset = zeros.reshape(out, blocks)
     parts = []
     step = max(1, _PART // max(1, inner))
     for rows in (slice(start, start + step) for start in range(0, out, step)):
-        weight = _unpacked(packed[rows], bits).astype(scales.dtype)
+        weight = unpacked(packed[rows], bits).astype(scales.dtype)
         weight = (weight - offset[rows, :, None]) * factors[rows]
         parts.append(np.matmul(a, weight.reshape(len(weight), -1)[:, :inner].T))
     y = np.concatenate(parts, axis=-1)
@@ -227,13 +227,13 @@ def gather_block_quantized(
     )
     wide = cast("Array", factor).astype(np.result_type(_wide(call, scales)))
     numbers = cast("Array", codes)
-    numbers = _unpacked(numbers, bits) if packed else numbers
+    numbers = unpacked(numbers, bits) if packed else numbers
     axis += indices.ndim - 1 if axis > at % data.ndim else 0
     steps = np.arange(numbers.shape[axis]) // block
     spread = np.take(wide, steps, axis=axis)
     if offset is None:
         shift: Array | float = float(2 ** (bits - 1)) if packed else 0.0
     else:
-        known = _unpacked(offset, bits) if packed else offset
+        known = unpacked(offset, bits) if packed else offset
         shift = np.take(known, steps, axis=axis).astype(wide.dtype)
     return np.asarray((numbers.astype(wide.dtype) - shift) * spread)
