@@ -12,6 +12,7 @@ from onnxfold.norms.decomposed import decomposed_sites
 from onnxfold.norms.dyt import dyt_sites
 from onnxfold.norms.of_constants import with_equal_constants
 from onnxfold.norms.ops import op_site
+from onnxfold.norms.scaled_operators import with_affine
 from onnxfold.norms.site import NormSite
 from onnxfold.norms.subtracted_mean import with_subtraction
 
@@ -32,7 +33,7 @@ def _find(view: ModelInfo) -> tuple[NormSite, ...]:
     spelled = [*decomposed_sites(view), *dyt_sites(view)]
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]
-    sites = [*spelled, *(site for site in whole if site is not None)]
+    sites = [*spelled, *(with_affine(view, site) for site in whole if site is not None)]
     subtracted = (with_subtraction(view, site) for site in sites)
     found = apart([with_equal_constants(view, site) for site in subtracted])
     return tuple(sorted(found, key=lambda site: view.order[site.nodes[-1]]))

@@ -74,8 +74,8 @@ class Absorber:
         """Return u = v, or u = v + s along the output's channels; None if neither is proved."""
         parts = [self._part(layer, region) for layer in layers]
         if any(layer.fixed for layer in layers):
-            alone = self._beside_codes(layers[0], region) if len(layers) == 1 else None
-            return alone or self._in_experts(layers, region)
+            found = self._into_biases(layers, region)
+            return found or (self._beside_codes(layers[0], region) if len(layers) == 1 else None)
         own = {part.weight for part in parts if part is not None}
         changed = [x for x in region.leaves if x.relation.r is not None and x not in own]
         if None in parts or len(changed) != 1 or changed[0].relation.reverse:
@@ -102,7 +102,7 @@ class Absorber:
         return None if weight is None else LayerPart(layer, weight, self._bias(layer, region))
 
     @np.errstate(all="ignore")
-    def _in_experts(self, layers: list[LinearLayer], region: Region) -> Relation | None:
+    def _into_biases(self, layers: list[LinearLayer], region: Region) -> Relation | None:
         """Return u = v where f(x + s, W, b) = f(x, W, b + W s), each W made of codes.
 
         The original's nodes compute both sides, of the numbers that are stored.

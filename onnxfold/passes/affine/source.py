@@ -12,6 +12,7 @@ from onnxfold.graph.operands import is_read_once, known_operand
 from onnxfold.graph.operands import operand as operand_of
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.ops import NORM_OPERATORS
+from onnxfold.norms.scaled_operators import WITHOUT_AFFINE
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
@@ -21,7 +22,6 @@ from onnxfold.refusal import Refusal, RefusalCode
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
 _OPERATORS = (("Add", _BETA), ("Mul", _GAMMA))
 _Parts = dict[int, tuple[ir.Node, Array]]  # by operand, the node that applies it and its numbers
-_WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ def _unknown(site: NormSite, sentence: str) -> Refusal:
 
 def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     node = site.nodes[-1]
-    if node.op_type in _WITHOUT_AFFINE:
+    if node.op_type in WITHOUT_AFFINE:
         return None
     parts: dict[int, Array] = {}
     for index, part in ((_GAMMA, site.gamma), (_BETA, site.beta)):

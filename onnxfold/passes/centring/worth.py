@@ -159,8 +159,11 @@ class _Prices:
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1:  # together they compute x - mean(x) once, as a centering does
+        if shared > 1 and not self.lowering.calls_in_place(site):
+            # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
+        if self.view.is_dead(site.last):  # it folds where that costs nothing
+            gain = min(gain, 1)
         return Demand(site, gain, spent, apart + beta)
 
     def _keeps_beta(self, site: NormSite) -> bool:
