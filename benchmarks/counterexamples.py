@@ -27,7 +27,7 @@ from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, Row, write
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io import load
 from onnxfold.norms import NormKind, NormSite, find_norms

@@ -7,7 +7,7 @@ from typing import Any
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
 from onnxfold.report.frame import framed
-from onnxfold.report.plain import plain
+from onnxfold.report.inspection import plain
 
 _MADE_UP = "synthetic inputs, which do not describe real data"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxfold.geometry.figures import Figure, figures_of
 from onnxfold.inputs.data.shards import optional
-from onnxfold.report.plain import plain
+from onnxfold.report.inspection import plain
 
 _TEXT = "#123457"  # replaced by the text color of the page
 _PRINTED = "#222222"

@@ -17,7 +17,7 @@ from onnxfold.report.before_after import (
 )
 from onnxfold.report.drawing import BECOMES, drawing, fate_of
 from onnxfold.report.frame import breakable, framed
-from onnxfold.report.plain import plain
+from onnxfold.report.inspection import plain
 from onnxfold.report.sentences import folds
 
 _SESSION = "ONNX Runtime joins operators when it loads a file. This is what it then executes."

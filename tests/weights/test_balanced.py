@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfold.weights.balanced import rounded_to_sum
+from onnxfold.weights.means import rounded_to_sum
 from tests.pairs import pairs
 
 TYPES = [np.dtype(t) for t in (np.float16, np.float32, ml_dtypes.bfloat16)]

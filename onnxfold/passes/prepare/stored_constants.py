@@ -25,8 +25,7 @@ from onnxfold.graph.operands import (
     producer_of,
     weight_operand,
 )
-from onnxfold.graph.reached import reached
-from onnxfold.graph.traversal import graph_values
+from onnxfold.graph.traversal import graph_values, reached
 from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
