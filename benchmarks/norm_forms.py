@@ -36,6 +36,8 @@ _WORDS, _POSITIONS = 8192, 512
 _SIDE, _PATCH, _CLASSES = 224, 16, 1000
 # Width, layers, heads; of arXiv 2010.11929 and 2012.12877 (DeiT), and of arXiv 2005.14165.
 _SIZES = {
+    "vit-mini": (128, 4, 4),
+    "gpt-mini": (256, 4, 4),
     "vit-ti": (192, 12, 3),
     "vit-s": (384, 12, 6),
     "vit-b": (768, 12, 12),

@@ -22,7 +22,9 @@ __all__ = [
     "append",
     "cells",
     "conditions",
+    "has",
     "merge",
+    "put",
     "read",
     "replace",
     "write",
@@ -104,6 +106,23 @@ def replace(path: Path, row: Any, order: Callable[[dict[str, str]], Any]) -> Non
     new = _as_text(row)
     kept = [old for old in (read(path) if path.exists() else []) if order(old) != order(new)]
     _put(path, sorted([*kept, new], key=order), new)
+
+
+def put(path: Path, rows: Sequence[Any], keys: Sequence[str]) -> None:
+    """Put rows in the place of those with the same ``keys``; the file is whole at every moment."""
+    new = [cells(row) for row in rows]
+    own = {tuple(str(row[key]) for key in keys) for row in new}
+    known = read(path) if path.exists() else []
+    kept = [row for row in known if tuple(row[key] for key in keys) not in own]
+    whole = path.with_name(f".{path.name}")
+    _put(whole, [*kept, *new], new[0])
+    whole.replace(path)
+
+
+def has(path: Path, **wanted: object) -> bool:
+    """Whether the file has a row with these values."""
+    rows = read(path) if path.exists() else []
+    return any(all(row[name] == str(value) for name, value in wanted.items()) for row in rows)
 
 
 def merge(

@@ -1,6 +1,6 @@
 """Notes about what other tools cannot do with a written file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfold.norms.site import NormForm
@@ -16,7 +16,7 @@ _HALVES = (
 _QUANTIZED = "for quantize_static use --norm-form op"  # it quantizes each operator of a norm
 _EPSILON = (
     "onnxscript's optimizer treats an epsilon of {:.3g} as 0, so that a row of zeros becomes NaN: "
-    "run it before onnxfold, or use --norm-form op"
+    "run it before onnxfold"
 )
 _TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean has them, which onnx2torch does not support
 
@@ -26,17 +26,17 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
 
     ``inspection`` is the report's part of that name.
     """
-    if options.convert_to is not None or options.target is not Target.ONNX:
-        return []
     norms = inspection["norms"]
+    if options.convert_to is not None or options.target is Target.ORT:
+        return []
+    if options.target is Target.KERNELS:  # of which that optimizer inlines the functions
+        return _epsilons(norms)
     said = []
     if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
         old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
         said.append(_QUANTIZED if old else f"{_QUANTIZED}, for onnx2torch --norm-form layer")
-    spelled = [norm for norm in norms if _taken_apart(norm) or norm["deferral"]]
-    epsilons = [norm["epsilon"] for norm in spelled if norm["epsilon"] > 0]
-    if options.norm_form in _SPELLED and is_taken_for_zero(min(epsilons, default=1.0)):
-        said.append(_EPSILON.format(min(epsilons)))
+    if options.norm_form in _SPELLED:
+        said += [f"{note}, or use --norm-form op" for note in _epsilons(norms)]
     halves = inspection["summary"]["folded_halves"]
     if halves and options.norm_form in _SPELLED:
         said.append(
@@ -50,6 +50,13 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
             "--norm-form op fold without that"
         )
     return said
+
+
+def _epsilons(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the smallest epsilon of norms in operators, if onnxscript drops it."""
+    spelled = [norm for norm in norms if _taken_apart(norm) or norm["deferral"]]
+    least = min((norm["epsilon"] for norm in spelled if norm["epsilon"] > 0), default=1.0)
+    return [_EPSILON.format(least)] if is_taken_for_zero(least) else []
 
 
 def _taken_apart(norm: Mapping[str, Any]) -> bool:

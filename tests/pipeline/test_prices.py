@@ -16,7 +16,7 @@ import onnxfold
 from onnxfold.report.html import page
 from onnxfold.report.printed_result import print_result
 from onnxfold.runtime.session_graph import session_operators
-from tests.passes.affine.affine_graphs import graph
+from tests.graphs import graph
 
 pytestmark = pytest.mark.prices
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.onnx"))

@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
-from onnxfold.graph.operands import known_producer
 from onnxfold.norms import BareCentring, NormKind, NormSite, find_centrings
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
@@ -163,6 +162,8 @@ class _Prices:
         if shared > 1 and not self.lowering.calls_in_place(site):
             # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
+        if self.view.is_dead(site.last):  # it folds where that costs nothing
+            gain = min(gain, 1)
         return Demand(site, gain, spent, apart + beta)
 
     def _keeps_beta(self, site: NormSite) -> bool:
@@ -252,6 +253,4 @@ def _refuse_here(
 ) -> Refusal | None:
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name", ())
-    if info.is_dead(known_producer(site.output)):
-        return Refusal(RefusalCode.NOT_WORTH, "no output depends on its result", ())
     return settings.refuse_unproved(info.ref(site.output))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -25,6 +24,7 @@ from tests.passes.basis.wide_streams import (
     between_streams,
     wide_stream,
 )
+from tests.sessions import outputs
 from tests.soundness.float64 import evaluate
 
 DIGITS = Path("models/digits_vit/digits_vit.onnx")
@@ -34,12 +34,7 @@ VISIBLE = 0.1  # infinite numbers, and those that the converter has cut to 1e4
 
 
 def run(model: onnx.ModelProto) -> list[Array]:
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return [np.asarray(output) for output in session.run(None, FEEDS)]
+    return outputs(model, FEEDS)
 
 
 def in_float16(model: onnx.ModelProto) -> list[Array]:

@@ -81,6 +81,7 @@ def test_the_optimizer_still_fuses_the_embedding() -> None:
     assert "EmbedLayerNormalization" in row["reason"]["sentence"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_what_the_optimizer_has_fused_stays_fused(target: str) -> None:
     """It reads positions as int32, which says no more where they come from."""
