@@ -17,7 +17,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     reports = plain(reports)
     drawings = [
         f"<section><h2>{figure.title}</h2><p>{figure.how}</p>"
-        f'<div class="scroll">{svg(figure)}</div></section>'
+        f'<div class="figure">{svg(figure)}</div></section>'
         for figure in figures_of(reports)
     ]
     found = [f"<p>{escape(line)}</p>" for report in reports if (line := conclusion(report))]

@@ -6,7 +6,11 @@ from onnxfold.model_io.external import check_unchanged, read_ahead
 from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
-from onnxfold.model_io.replacing import check_replaceable, mark_copy
+from onnxfold.model_io.replacing import (
+    check_replaceable,
+    check_reports_replaceable,
+    mark_copy,
+)
 from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
 from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 
@@ -18,6 +22,7 @@ __all__ = [
     "check_destination",
     "check_embeddable",
     "check_replaceable",
+    "check_reports_replaceable",
     "check_sharing",
     "check_unchanged",
     "data_files",

@@ -13,7 +13,7 @@ _HALVES = (
     "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
     "--target ort keeps one operator"
 )
-_QUANTIZED = "for quantize_static use --norm-form op"  # it quantizes each operator of a norm
+_QUANTIZED = "before quantize_static use --norm-form op"  # it quantizes each operator of a norm
 _EPSILON = (
     "onnxscript's optimizer treats an epsilon of {:.3g} as 0, so that a row of zeros becomes NaN: "
     "run it before onnxfold"
@@ -32,22 +32,19 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
     if options.target is Target.KERNELS:  # of which that optimizer inlines the functions
         return _epsilons(norms)
     said = []
+    left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
+    if left:
+        them = "the norm that stays" if left == 1 else f"the {left} norms that stay"
+        said.append(f"--target ort or --norm-form op folds {them} for the sake of other tools")
     if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
         old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
-        said.append(_QUANTIZED if old else f"{_QUANTIZED}, for onnx2torch --norm-form layer")
+        said.append(_QUANTIZED if old else f"{_QUANTIZED}, before onnx2torch --norm-form layer")
     if options.norm_form in _SPELLED:
         said += [f"{note}, or use --norm-form op" for note in _epsilons(norms)]
     halves = inspection["summary"]["folded_halves"]
     if halves and options.norm_form in _SPELLED:
         said.append(
             _HALVES.format(f"the {halves} folded norms" if halves > 1 else "the folded norm")
-        )
-    left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
-    if left:
-        stay = "1 norm that could fold stays" if left == 1 else f"{left} norms that could fold stay"
-        said.append(
-            f"{stay} LayerNormalization, which other tools do not take apart; --target ort and "
-            "--norm-form op fold without that"
         )
     return said
 

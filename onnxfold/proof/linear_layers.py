@@ -11,7 +11,7 @@ Source: FlashNorm (Graef et al., 2024), section 1.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -34,15 +34,6 @@ from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
 
 _MOST_AXES = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Claim:
-    """A rule, and r and s of this layer over the channels of its weight."""
-
-    rule: AbsorptionRule
-    r: Float64
-    s: Float64
 
 
 class Absorber:
@@ -91,7 +82,7 @@ class Absorber:
                 if lost and np.any(s):
                     continue
                 rule = AbsorptionRule.of(ordered, region, changed[0], reading, r, s)
-                found = self._checked(_Claim(rule, r, s))
+                found = self._checked(rule, r, s)
                 if found is not None:
                     return found
         return None
@@ -218,16 +209,17 @@ class Absorber:
             raise Unprovable("an operand beside the codes is computed")
         return exact_numbers(tensor)[0]
 
-    def _checked(self, claim: _Claim) -> Relation | None:
-        parts = claim.rule.parts
-        if not all(self._weight_is_scaled(part, claim.r) for part in parts):
+    def _checked(self, rule: AbsorptionRule, r: Float64, s: Float64) -> Relation | None:
+        """Check a rule with r and s of its layers over the channels of their weights."""
+        parts = rule.parts
+        if not all(self._weight_is_scaled(part, r) for part in parts):
             return None
-        axes = self._axes(claim.rule)
+        axes = self._axes(rule)
         if axes is None:
             return None
-        totals = [self._total(part, claim.s) for part in parts]
+        totals = [self._total(part, s) for part in parts]
         if len(parts) == 1 and parts[0].bias is None:
-            rank = self._before.rank(claim.rule.region.pair[0])
+            rank = self._before.rank(rule.region.pair[0])
             return None if rank is None else _along(rank, axes, parts[0].layer.outer, totals[0])
         shown = [
             EQUAL if part.bias is None else self._with_bias(part.bias, total)

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any, TypeVar
 
 from onnxfold.errors import printable
+from onnxfold.report import sentences
 from onnxfold.wording import worded
 
 _Document = TypeVar("_Document")
@@ -59,6 +60,6 @@ class Inspection(dict[str, Any]):
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
             for *cells, _ in norm_rows(document, full=False)
         )
-        told = norm_lines(document) if document["norms"] else ["no norms"]
+        told = norm_lines(document) if document["norms"] else [sentences.NOTHING]
         lines = "".join(f"<p>{escape(worded(line))}</p>" for line in told)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{lines}"

@@ -52,7 +52,7 @@ def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None
         why = "onnxslim and onnxsim remove its product by ones, and no weight can absorb a scale"
     else:
         return None
-    sentence = f"norm '{site.name}' stays one operator: {why}"
+    sentence = f"norm '{site.name}' stays one operator for other tools: {why}"
     return Refusal(RefusalCode.COMES_APART, sentence, (node_label(site.nodes[-1]),))
 
 

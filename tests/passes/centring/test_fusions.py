@@ -246,7 +246,7 @@ def test_attention_that_a_fold_excludes_is_reported(target: str, tmp_path: Path)
     assert (fused(model)["Attention"], fused(onnx.load(out))["Attention"]) == (1, 0)
     pair = {"fusion": "Attention", "norms": ["LayerNormalization->n", "LayerNormalization->m"]}
     assert report["inspect"]["excluded_fusions"] == [pair]
-    told = "transformers optimizer goes before onnxfold: 1 attention" in report["output"]["advice"]
+    told = "run it before onnxfold: it fuses 1 attention" in report["output"]["advice"]
     assert told == (target == "onnx")
     first = optimized(model, "bert", 0, num_heads=2, hidden_size=WIDTH)
     after = onnxfold.optimize(first, target=target)
