@@ -8,6 +8,10 @@ benchmarks/results/recipes.csv (one row for a recipe), recipes_left.csv (one row
 stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta). Rows of
 recipes without an export stay. Plans are made for ``--target kernels``. ``python docs/generate.py``
 makes docs/recipes.md from these.
+
+    python -m benchmarks.recipes --small tests/recipes
+
+counts the small recipes, of the same blocks and fewer of them, in small_recipes.csv.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, merge
+from benchmarks.rows import RESULTS, Conditions, conditions, merge, write
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
@@ -59,6 +63,18 @@ class RecipeRow(Conditions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SmallRow(Conditions):
+    """The paper's counts of a small recipe, beside what can fold, of ``layer_norms``."""
+
+    recipe: str
+    layer_norms: int
+    foldable: int
+    algorithm1: int
+    algorithm1_embed_centred: int
+    d2: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRow:
     """One LayerNorm that stays one, and the reason."""
 
@@ -84,7 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Count the exports in a directory, put them into the three files and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("exports", type=Path, metavar="DIRECTORY")
-    directory: Path = parser.parse_args(arguments).exports
+    parser.add_argument("--small", action="store_true", help="small recipes; small_recipes.csv")
+    given = parser.parse_args(arguments)
+    directory: Path = given.exports
+    if given.small:
+        write(RESULTS / "small_recipes.csv", _small(directory))
+        return 0
     rows: list[RecipeRow] = []
     left: list[LeftRow] = []
     affine: list[AffineRow] = []
@@ -105,6 +126,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for file, found in (("recipes", rows), ("recipes_left", left), ("recipes_affine", affine)):
         merge(RESULTS / f"{file}.csv", found, "recipe", counted, list(RECIPES))
     return 0
+
+
+def _small(directory: Path) -> list[SmallRow]:
+    rows = []
+    for name in RECIPES:
+        path = find_export(directory, name)
+        summary = {} if path is None else onnxfold.inspect(path, paper=True)["summary"]
+        if summary.get("layer_norms"):
+            wanted = [field.name for field in fields(SmallRow) if field.name in summary]
+            counts = {field: summary[field] for field in wanted}
+            rows.append(SmallRow(recipe=name, **counts, **conditions()))
+    return rows
 
 
 def find_export(directory: Path, name: str) -> Path | None:
