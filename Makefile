@@ -21,13 +21,14 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-training test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
+.PHONY: help demo test test-slow test-training test-frameworks test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model; compare accuracy and time before and after'
 	@echo 'make test       run the tests'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
+	@echo 'make test-frameworks test training in Flax and Keras; installs jax, flax and keras'
 	@echo 'make test-serve test the server; installs MLServer and tritonclient (Python 3.11 or 3.12)'
 	@echo 'make test-examples run the examples; installs torch, optimum and onnxruntime-genai'
 	@echo 'make test-wheel build the wheel and follow README with it in a fresh environment'
@@ -69,6 +70,10 @@ test-training: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/training tests/checkpoint \
 	  tests/geometry/test_ray.py
 
+# Keras without a backend of its own takes TensorFlow, which the extra does not bring.
+test-frameworks: $(VENV)/.frameworks
+	@KERAS_BACKEND=jax $(BIN)/python -m pytest -q -rs tests/training/test_flax.py tests/training/test_keras.py
+
 test-serve: $(VENV)/.serve
 	@$(BIN)/python -m pytest -q -rs tests/serving/server
 
@@ -91,9 +96,8 @@ test-compatibility: $(VENV)/.slow
 
 # The transformers optimizer of ONNX Runtime imports torch, which `make test` does not install.
 test-compatibility-fast: $(VENV)/.slow
-	@$(BIN)/python -m pytest -q -rs -m 'slow or not slow' tests/compatibility \
-	  tests/project/test_pipeline_page.py tests/passes/centring/test_fusions.py \
-	  tests/passes/lower/test_turned_norms.py tests/passes/lower/test_weightless.py
+	@$(BIN)/python -m pytest -q -rs -m 'slow or torch' tests/compatibility \
+	  tests/project/test_pipeline_page.py tests/passes/centring tests/passes/lower
 
 # Into the sources, where an editable install finds it; it replaces nothing.
 cuda:
@@ -172,6 +176,12 @@ $(VENV)/.slow: $(VENV)/.test
 	@echo 'installing torch, transformers and Ray'
 	@$(call extra,models)
 	@$(call extra,ray)
+	@touch $@
+
+$(VENV)/.frameworks: $(VENV)/.test
+	@echo 'installing Flax and Keras'
+	@$(call extra,flax)
+	@$(call extra,keras)
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.test

@@ -13,7 +13,6 @@ go to benchmarks/results/attention_orders.csv.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections import Counter
@@ -29,7 +28,8 @@ import numpy.typing as npt
 import onnx
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.harness import CPU, arguments, quantiles
+from benchmarks.rows import RESULTS, Row, write
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 ORDERS: Final[tuple[tuple[str, ...], ...]] = (
@@ -53,23 +53,6 @@ class Subject:
     model_type: str
     heads: int
     width: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRow(Conditions):
-    """One order on one model; ``attention`` counts the optimizer's nodes in the final file."""
-
-    onnxruntime: str
-    sessions: int
-    model: str
-    order: str
-    folds: int
-    attention: int
-    rounds: int
-    milliseconds: float
-    ratio: float
-    ratio_25: float
-    ratio_75: float
 
 
 def _siglip() -> Any:
@@ -142,7 +125,7 @@ def ordered(subject: Subject, source: Path, steps: Sequence[str], path: Path) ->
     return folds
 
 
-def measured(name: str, budget_s: float) -> list[AttentionRow]:
+def measured(name: str, budget_s: float) -> list[Row]:
     """Time every order of one model in turns."""
     subject = SUBJECTS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,10 +138,9 @@ def measured(name: str, budget_s: float) -> list[AttentionRow]:
         kinds = [Counter(node.op_type for node in onnx.load(path).graph.node) for path in paths]
         opened = [_seconds(paths, feeds, budget_s / _SESSIONS) for _ in range(_SESSIONS)]
         seconds = np.concatenate(opened, axis=1)
-    ratios = np.percentile(seconds[0] / seconds, (25, 50, 75), axis=1).round(3)
+    # One order on one model; ``attention`` counts the optimizer's nodes in the final file.
     return [
-        AttentionRow(
-            **conditions(),
+        Row(
             onnxruntime=version("onnxruntime"),
             sessions=_SESSIONS,
             model=name,
@@ -167,9 +149,7 @@ def measured(name: str, budget_s: float) -> list[AttentionRow]:
             attention=kinds[number]["Attention"],
             rounds=seconds.shape[1],
             milliseconds=round(1e3 * float(np.median(seconds[number])), 3),
-            ratio_25=float(ratios[0, number]),
-            ratio=float(ratios[1, number]),
-            ratio_75=float(ratios[2, number]),
+            **quantiles(seconds[0] / seconds[number], 3, ratio=50, ratio_25=25, ratio_75=75),
         )
         for number, steps in enumerate(ORDERS)
     ]
@@ -179,18 +159,16 @@ def _seconds(
     paths: Sequence[Path], feeds: Mapping[str, Any], budget_s: float
 ) -> npt.NDArray[np.float64]:
     """Open a session for each file and let them take turns: seconds for [file, round]."""
-    sessions = [Variant(path).session(1, ["CPUExecutionProvider"]) for path in paths]
+    sessions = [Variant(path).session(1, [CPU]) for path in paths]
     runs = [partial(session.run, None, feeds) for session in sessions]
     return take_turns(runs, RunCounts(_ROUNDS, _LEAST, budget_s, clock=time.thread_time))
 
 
 def main() -> None:
     """Write the rows of every model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds for each model")
-    parser.add_argument("--out", type=Path, default=RESULTS / "attention_orders.csv")
-    options = parser.parse_args()
+    out = RESULTS / "attention_orders.csv"
+    given = {"--models": tuple(SUBJECTS), "--budget": 120.0, "--out": out}
+    options = arguments(__doc__, given)
     rows = [row for name in options.models for row in measured(name, options.budget)]
     write(options.out, rows)
     for row in rows:

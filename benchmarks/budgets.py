@@ -12,18 +12,17 @@ of sentences whose nearest other sentence is another one.
 
 from __future__ import annotations
 
-import argparse
 import pydoc_data.topics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from benchmarks.rows import RESULTS, Conditions, conditions, merge
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, merge
 from models.digits_vit.data import HELDOUT
 from onnxfold import model_io
 from onnxfold.check import ModelSource
@@ -37,30 +36,11 @@ Feeds = list[dict[str, np.ndarray]]
 Convert = Callable[[Path, Path], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One model in one precision; errors over all samples."""
-
-    onnxruntime: str
-    model: str
-    conversion: str
-    samples: int
-    relative: float
-    relative_worst: float
-    cosine: float
-    cosine_worst: float
-    top1: float
-    kl_worst: float
-    task: float
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("exports", type=Path, nargs="?")
-    options = parser.parse_args(arguments)
+def main(words: Sequence[str] | None = None) -> None:
+    exports = arguments(__doc__, {"exports": {"type": Path, "nargs": "?"}}, words).exports
     rows = list(_digits())
-    if options.exports is not None and (options.exports / "minilm.onnx").exists():
-        rows += _minilm(options.exports / "minilm.onnx")
+    if exports is not None and (exports / "minilm.onnx").exists():
+        rows += _minilm(exports / "minilm.onnx")
     merge(RESULTS / "budgets.csv", rows, "model", {row.model for row in rows}, MODELS)
 
 
@@ -137,7 +117,6 @@ def _row(name: str, conversion: str, path: Path, truth: Truth, lost: Callable[..
     wide = Budget(dict.fromkeys(Metric, 1e300))
     found = judge_budget(truth.outputs, outputs, wide).outputs[0]
     row = Row(
-        **conditions(),
         onnxruntime=onnxruntime.__version__,
         model=name,
         conversion=conversion,

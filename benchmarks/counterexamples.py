@@ -11,10 +11,8 @@ another norm's gamma is in the way, how far the nearest gamma is of which the ou
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,11 @@ import onnx_ir as ir
 import onnxruntime
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, write
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io import load
 from onnxfold.norms import NormKind, NormSite, find_norms
@@ -44,7 +43,7 @@ from onnxfold.refusal import RefusalCode
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 
-__all__ = ["CounterexampleRow", "counterexamples", "main", "nearest_gamma"]
+__all__ = ["counterexamples", "main", "nearest_gamma"]
 
 _RECIPES = Path(__file__).parents[1] / "tests" / "recipes"
 _SIDE = 32
@@ -52,27 +51,10 @@ _SETTINGS = Settings(Target.ONNX, fold=Folding.ALWAYS)
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterexampleRow(Conditions):
-    """One norm of a recipe that is left, of ``norms`` for the same reason, folded all the same."""
-
-    recipe: str
-    norm: str
-    norms: int
-    code: str
-    sentence: str
-    mean: float
-    changed: float
-    gamma: float | None
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Write the rows of all recipes and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.counterexamples", description=__doc__
-    )
-    parser.add_argument("models", type=Path, nargs="*", metavar="MODEL.onnx")
-    paths = [*sorted(_RECIPES.glob("*.onnx")), *parser.parse_args(arguments).models]
+    given = arguments(__doc__, {"models": {"type": Path, "nargs": "*"}}, words)
+    paths = [*sorted(_RECIPES.glob("*.onnx")), *given.models]
     rows = [row for path in paths for row in counterexamples(path)]
     for row in rows:
         print(f"{row.recipe:16} {row.code:20} mean {row.mean:8.3g}  changed {row.changed:.2%}")
@@ -80,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def counterexamples(path: Path) -> list[CounterexampleRow]:
+def counterexamples(path: Path) -> list[Row]:
     """Return the row of the first norm of each reason for which one of a model cannot fold."""
     info = prepare(load(path)).info
     document = onnxfold.inspect(path, fold=_SETTINGS.fold)
@@ -99,8 +81,9 @@ def counterexamples(path: Path) -> list[CounterexampleRow]:
         differences = (
             np.abs(a - b).max() / np.abs(a).max() for a, b in zip(expected, found, strict=True)
         )
+        # One norm of a recipe that is left, of ``norms`` for the same reason, folded all the same.
         rows.append(
-            CounterexampleRow(
+            Row(
                 recipe=path.stem,
                 norm=site.name,
                 norms=len(sites),
@@ -109,7 +92,6 @@ def counterexamples(path: Path) -> list[CounterexampleRow]:
                 mean=_relative_mean(x, site.fiber),
                 changed=float(max(differences)),
                 gamma=_gamma_at(info, why),
-                **conditions(),
             )
         )
     return rows

@@ -18,12 +18,10 @@ deferral over the time with it, with quartiles: above 1 where deferral is faster
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,43 +29,22 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.gpu import Budget, device_named, failed
-from benchmarks.rows import RESULTS, Conditions, conditions, replace
+from benchmarks.gpu import device_named
+from benchmarks.graphs import model, node
+from benchmarks.harness import CPU, Budget, arguments, quantiles
+from benchmarks.rows import RESULTS, Row, replace
 from onnxfold.options import Defer, Target
 from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
-CPU = "CPUExecutionProvider"
 KINDS = ("llama", "qwen3", "relu")
 TOKENS = (1, 128, 512)
 THREADS = (1, 2)
 TARGETS = (Target.ONNX, Target.ORT, Target.KERNELS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeferRow(Conditions):
-    """Time without deferral over the time with it; multiplications saved per token by the plan."""
-
-    onnxruntime: str
-    provider: str
-    device: str
-    model: str
-    target: str
-    dtype: str
-    threads: int
-    defer: str
-    tokens: int
-    deferred: int
-    multiplications_saved: int
-    rounds: int
-    ratio: float
-    ratio_q1: float
-    ratio_q3: float
 
 
 def block(kind: str) -> onnx.ModelProto:
@@ -79,7 +56,7 @@ def block(kind: str) -> onnx.ModelProto:
         return name
 
     def add(op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        nodes.append(node(f"{op_type} {' '.join(inputs)} -> {output}", **attributes))
         return output
 
     def norm(x: str, output: str, size: int) -> str:
@@ -103,19 +80,10 @@ def block(kind: str) -> onnx.ModelProto:
         inner = add("Mul", [swish, up], "inner")
     down = add("MatMul", [inner, weight("Wd", HIDDEN, WIDTH)], "down")
     outputs.append(add("Add", ["x", down], "y"))
-    graph = helper.make_graph(
-        nodes,
-        kind,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "T", WIDTH])],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    return model(nodes, {"x": (1, "T", WIDTH)}, dict.fromkeys(outputs), weights, opset=23)
 
 
-def measure(
-    folder: Path, kind: str, target: Target, rounds: int, provider: str
-) -> Iterator[DeferRow]:
+def measure(folder: Path, kind: str, target: Target, rounds: int, provider: str) -> Iterator[Row]:
     """Yield a row for each setting, type, number of threads and number of tokens."""
     settings = (Defer.OFF, Defer.AUTO, Defer.ALL)
     results, paths = [], defaultdict[str, list[Path]](list)
@@ -135,8 +103,7 @@ def measure(
         variants = [Variant(path, kernels=target is Target.KERNELS) for path in paths[dtype]]
         ratios = _ratios(variants, threads, tokens, rounds, provider)
         for setting, summary, ratio in zip(settings, results, ratios, strict=True):
-            yield DeferRow(
-                **conditions(),
+            yield Row(
                 onnxruntime=ort.__version__,
                 provider=provider,
                 device=device_named(provider),
@@ -161,48 +128,37 @@ def _ratios(
     memory = memory_of(provider)
     x, y = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
     spent = take_turns([Bound(session, x, y).run for session in sessions], RunCounts(rounds))
-    found = []
-    for seconds in spent:
-        low, middle, high = np.quantile(spent[0] / seconds, (0.25, 0.5, 0.75))
-        found.append(
-            {
-                "rounds": spent.shape[1],
-                "ratio": round(float(middle), 3),
-                "ratio_q1": round(float(low), 3),
-                "ratio_q3": round(float(high), 3),
-            }
-        )
-    return found
+    return [
+        {"rounds": len(own), **quantiles(spent[0] / own, 3, ratio=50, ratio_q1=25, ratio_q3=75)}
+        for own in spent
+    ]
 
 
 def main() -> int:
     """Measure, print and write the rows; 1 where the budget is spent before the last."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--models", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--targets", nargs="+", type=Target, default=TARGETS)
-    parser.add_argument("--provider", default=CPU)
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "defer.csv", help="rows of other settings stay in it"
+    options = arguments(
+        __doc__,
+        {
+            "--rounds": 15,
+            "--models": KINDS,
+            "--targets": TARGETS,
+            "--provider": CPU,
+            "--budget": float("inf"),
+            "--out": RESULTS / "defer.csv",
+        },
     )
-    options = parser.parse_args()
     if options.provider not in ort.get_available_providers():
         sys.exit(f"onnxruntime {ort.__version__} has no {options.provider}")
-    budget, failures = Budget(options.budget), 0
+    budget = Budget(options.budget)
     for kind, target in product(options.models, options.targets):
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                for row in measure(Path(folder), kind, target, options.rounds, options.provider):
-                    _tell(row)
-                    replace(options.out, row, _setting)
-                    if budget.spent:
-                        print(f"the budget is spent: {kind} {target} and what follows is left")
-                        return 1
-        except Exception as error:  # said by name; the others still run
-            failures += 1
-            failed(f"{kind} {target}", error)
-    return int(failures > 0)
+        name = f"{kind} {target}"
+        with budget.case(name), tempfile.TemporaryDirectory() as folder:
+            for row in measure(Path(folder), kind, target, options.rounds, options.provider):
+                _tell(row)
+                replace(options.out, row, _setting)
+                if budget.ended(f"{name} and what follows is left"):
+                    return 1
+    return int(budget.incomplete)
 
 
 def _setting(row: dict[str, str]) -> tuple[object, ...]:
@@ -214,7 +170,7 @@ def _setting(row: dict[str, str]) -> tuple[object, ...]:
     )
 
 
-def _tell(row: DeferRow) -> None:
+def _tell(row: Row) -> None:
     where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
     spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
     print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)

@@ -9,48 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import Conditions
+from benchmarks.harness import CPU, quantiles
+from benchmarks.rows import Row
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.tune_result import TuneResult
 
-__all__ = ["ExhaustiveRow", "against_best"]
+__all__ = ["against_best"]
 
-_ROUNDS, _LEAST, _PROVIDERS = 60, 15, ("CPUExecutionProvider",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExhaustiveRow(Conditions):
-    """The winner of one export beside the best of all right candidates, the export among them.
-
-    ``of_best`` is how many times as fast as the best the winner is: the median over rounds with the
-    10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that ran
-    beside, on average, when the rounds ended.
-    """
-
-    onnxruntime: str
-    model: str
-    dtype: str
-    batch: int
-    sequence: int
-    candidates: int
-    skipped: int
-    rounds: int
-    load: float
-    winner: str
-    best: str
-    of_best: float
-    of_best_low: float
-    of_best_high: float
+_ROUNDS, _LEAST = 60, 15
 
 
 def against_best(
@@ -60,7 +35,7 @@ def against_best(
     inputs: Sequence[str],
     seconds: float,
     about: dict[str, Any],
-) -> ExhaustiveRow:
+) -> Row:
     """Time every right candidate of a result at length; ``kept`` has their files."""
     entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
     (feeds,) = make_inputs(
@@ -69,7 +44,7 @@ def against_best(
     runs = []
     for each in entrants:
         path = _file(result, each, source, kept)
-        session = Variant(path, each.kernels).session(1, _PROVIDERS)
+        session = Variant(path, each.kernels).session(1, [CPU])
         names = {value.name for value in session.get_inputs()}
         known = {name: array for name, array in feeds.items() if name in names}
         runs.append(partial(session.run, None, known))
@@ -77,8 +52,12 @@ def against_best(
     spent = take_turns(runs, counts)
     best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
     winner = next(n for n, each in enumerate(entrants) if each is result.winner)
-    low, middle, high = np.percentile(spent[best] / spent[winner], (10, 50, 90))
-    return ExhaustiveRow(
+    ratios = spent[best] / spent[winner]
+    # The winner of one export beside the best of all right candidates, the export among them.
+    # ``of_best`` is how many times as fast as the best the winner is: the median over rounds with
+    # the 10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that
+    # ran beside, on average, when the rounds ended.
+    return Row(
         **about,
         candidates=len(entrants),
         skipped=sum(c.status is Status.SKIPPED for c in result.candidates),
@@ -86,9 +65,7 @@ def against_best(
         load=round(os.getloadavg()[0], 1),
         winner=entrants[winner].name,
         best=entrants[best].name,
-        of_best=round(float(middle), 4),
-        of_best_low=round(float(low), 4),
-        of_best_high=round(float(high), 4),
+        **quantiles(ratios, 4, of_best=50, of_best_low=10, of_best_high=90),
     )
 
 

@@ -8,20 +8,19 @@ writes benchmarks/results/families.csv. A family whose package is missing keeps 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, merge
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, merge
 
 __all__ = ["FAMILIES", "main"]
 
@@ -38,23 +37,6 @@ _DECODER = {
     "use_cache": False,
 }
 _Made = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyRow(Conditions):
-    """Counts of one small model; ``left``: the LayerNorms that stay, by the code of the reason."""
-
-    recipe: str
-    source: str
-    norms: int
-    layer_norms: int
-    foldable: int
-    inserted_centerings: int
-    centrings: int
-    folded_centrings: int
-    gamma_fused: int
-    beta_fused: int
-    left: str
 
 
 class _Named(torch.nn.Module):
@@ -193,11 +175,10 @@ FAMILIES: Mapping[str, tuple[str, Callable[[], _Made]]] = {
 }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Export and count all families, write their rows and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", metavar="DIRECTORY")
-    given: Path | None = parser.parse_args(arguments).directory
+    directories = {"directory": {"type": Path, "nargs": "?"}}
+    given: Path | None = arguments(__doc__, directories, words).directory
     warnings.simplefilter("ignore")  # the exporter's
     torch.nn.RMSNorm.forward = _spelled  # type: ignore[method-assign]  # TorchScript has none
     with tempfile.TemporaryDirectory() as made:
@@ -208,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rows(directory: Path) -> Iterator[FamilyRow]:
+def _rows(directory: Path) -> Iterator[Row]:
     for name, (source, make) in FAMILIES.items():
         torch.manual_seed(0)
         try:
@@ -239,7 +220,7 @@ def _spelled(self: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
     return y if self.weight is None else y * self.weight
 
 
-def _row(name: str, source: str, document: Mapping[str, Any]) -> FamilyRow:
+def _row(name: str, source: str, document: Mapping[str, Any]) -> Row:
     summary = document["summary"]
     left = Counter(
         norm["reason"]["code"]
@@ -248,12 +229,11 @@ def _row(name: str, source: str, document: Mapping[str, Any]) -> FamilyRow:
     )
     counted = ("norms", "layer_norms", "foldable", "inserted_centerings", "centrings",
                "folded_centrings", "gamma_fused", "beta_fused")  # fmt: skip
-    return FamilyRow(
+    return Row(
         recipe=name,
         source=source,
-        left="; ".join(f"{count} {code}" for code, count in left.items()),
         **{key: summary[key] for key in counted},
-        **conditions(),
+        left="; ".join(f"{count} {code}" for code, count in left.items()),
     )
 
 

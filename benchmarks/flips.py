@@ -8,38 +8,24 @@ and those whose wrong model was proved, which must be 0.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rows import Conditions, conditions, write
+from benchmarks.harness import arguments
+from benchmarks.rows import Row, write
 from onnxfold.operators import table
 from tests.operators.samplers import SAMPLERS
 from tests.proof.flips import Flip, flips, outcomes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One facet: ``other`` are crashes, wrong types and plans that cost more than they gain."""
-
-    operator: str
-    facet: str
-    graphs: int
-    right: int
-    refused: int
-    wrong: int
-    other: int
 
 
 def row_of(flip: Flip, graphs: int) -> Row:
     tally = outcomes(flip, graphs)
     right, refused, wrong = (tally[word] for word in ("right", "proof", "numbers"))
     other = graphs - right - refused - wrong
+    # One facet: ``other`` are crashes, wrong types and plans that cost more than they gain.
     return Row(
-        **conditions(),
         operator=".".join(filter(None, flip.row.key)),
         facet=flip.facet,
         graphs=graphs,
@@ -51,12 +37,8 @@ def row_of(flip: Flip, graphs: int) -> Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--graphs", type=int, default=12, help="random graphs of each facet")
-    parser.add_argument("--seed", type=int, default=0, help="the order of the facets")
-    parser.add_argument("--count", type=int, help="how many facets; all where it is not given")
-    parser.add_argument("--keep", type=Path, help="write the rows to this CSV file")
-    options = parser.parse_args()
+    given = {"--graphs": 12, "--seed": 0, "--count": int, "--keep": Path}
+    options = arguments(__doc__, given)
     every = [flip for key in sorted(SAMPLERS) for flip in flips(table.ROWS[key])]
     order = np.random.default_rng(options.seed).permutation(len(every))[: options.count]
     rows = []

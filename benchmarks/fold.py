@@ -20,7 +20,6 @@ that is on the disk when it ends, as the output of the command is where it repla
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -34,12 +33,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 import onnxfold
 from benchmarks.disk import disk_to_disk
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments, quantiles
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold import model_io
 from onnxfold.cli.startup import go_on_as_usual, start_quickly
 
@@ -72,24 +71,6 @@ from onnxfold.cli.application import app
 app(sys.argv[1:], standalone_mode=False){_PEAK}"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldRow(Conditions):
-    """One measurement; ``bar`` is the largest acceptable median, or empty.
-
-    ``load`` is the load average of the minute before.
-    """
-
-    load: float
-    model: str
-    what: str
-    unit: str
-    runs: int
-    low: float
-    median: float
-    high: float
-    bar: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class _Sample:
     what: str
@@ -104,19 +85,19 @@ class _Ended:
     processor_seconds: float
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and keep the rows; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.onnx")
-    parser.add_argument("--runs", type=int, default=9, help="of everything that is timed")
-    parser.add_argument(
-        "--checked",
-        action="store_true",
-        help="time the default command, its proof and its check, and nothing else",
+    options = arguments(
+        __doc__,
+        {
+            "model": {"type": Path, "nargs": "?"},
+            "--runs": {"type": int, "default": 9, "help": "of everything that is timed"},
+            "--checked": {"action": "store_true", "help": "time the default command alone"},
+            "--older": {"metavar": "PYTHON", "help": "with --checked: of another version"},
+            "--onnxslim": {"metavar": "PROGRAM", "help": "with --checked: run it in turns"},
+        },
+        words,
     )
-    parser.add_argument("--older", metavar="PYTHON", help="with --checked: of another version")
-    parser.add_argument("--onnxslim", metavar="PROGRAM", help="with --checked: run it in turns")
-    options = parser.parse_args(arguments)
     model: Path = options.model or _exported()
     compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
     load = os.getloadavg()[0]
@@ -146,19 +127,17 @@ def _exported() -> Path:
     return _EXPORTED
 
 
-def _row(model: Path, load: float, sample: _Sample) -> FoldRow:
-    low, median, high = np.percentile(sample.values, (20, 50, 80))
-    return FoldRow(
+def _row(model: Path, load: float, sample: _Sample) -> Row:
+    # One measurement; ``bar`` is the largest acceptable median, or empty. ``load`` is the load
+    # average of the minute before.
+    return Row(
         load=round(load, 2),
         model=model.stem if model.stem != "model" else model.absolute().parent.name,
         what=sample.what,
         unit=sample.unit,
         runs=len(sample.values),
-        low=round(float(low), 6),
-        median=round(float(median), 6),
-        high=round(float(high), 6),
+        **quantiles(sample.values, 6, low=20, median=50, high=80),
         bar=sample.bar,
-        **conditions(),
     )
 
 

@@ -3,16 +3,15 @@
     python -m benchmarks.gamma_int8 [--models vit gpt2] [--out benchmarks/results/gamma_int8.csv]
 
 Single layers (a norm and a linear layer, random weights, 96 rows of normal numbers), and small
-models of ``benchmarks.orders``, which need the extra `models`; some elements of every gamma are
-multiplied by a factor.  Each is optimized with `--target ort`, gammas moved and gammas kept, and
-quantized by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each channel.
-A row has the errors of the outputs, root mean squares relative to the outputs, in percent, and for
-single layers what the rule of ``passes/affine/outlying.py`` says of the first.
+recipes as ``benchmarks.chains`` exports them, which need the extra `models`; some elements of every
+gamma are multiplied by a factor.  Each is optimized with `--target ort`, gammas moved and gammas
+kept, and quantized by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each
+channel.  A row has the errors of the outputs, root mean squares relative to the outputs, in
+percent, and for single layers what the rule of ``passes/affine/outlying.py`` says of the first.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,39 +28,16 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, write
 from onnxfold.passes.affine.outlying import growth
 from onnxfold.weights.edited import evaluated
 
 ROWS, SEEDS = 96, 3
 WEIGHTS = ("normal", "heavy", "inverse")
 _LARGEST = (1, 2, 4, 8, 15)
+_RECIPES = {"vit": "vit-b16", "gpt2": "gpt2"}
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GammaRow(Conditions):
-    """One layer or model; ``times`` is what ``outliers`` elements of gamma were multiplied by.
-
-    ``weights``: for single layers, normal, of a Student t of 4 degrees (heavy), or normal over
-    gamma (inverse). ``predicted``: the ratio of the errors of ``tensor`` by the rule. ``moves``:
-    whether the default moves gammas.
-    """
-
-    onnxruntime: str
-    subject: str
-    weights: str
-    width: int
-    outliers: int
-    times: int
-    kept_tensor: float
-    moved_tensor: float
-    kept_channel: float
-    moved_channel: float
-    ratio_tensor: float
-    ratio_channel: float
-    predicted: float | None
-    moves: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +71,19 @@ def single(weights: str, width: int, outliers: int, times: int, seed: int) -> Ca
 
 def planted(name: str, outliers: int, times: int, seed: int) -> Case:
     """Return a small model with outliers in every gamma."""
-    from benchmarks.orders import exported
+    from benchmarks.chains import exported
 
-    subject = exported(name)
+    model, (feeds, _), _ = exported(_RECIPES[name], "eager", "torchscript")
     rng = np.random.default_rng(seed)
-    known = {each.name: each for each in subject.model.graph.initializer}
-    norms = [each for each in subject.model.graph.node if each.op_type == "LayerNormalization"]
+    known = {each.name: each for each in model.graph.initializer}
+    norms = [each for each in model.graph.node if each.op_type == "LayerNormalization"]
     width = numpy_helper.to_array(known[norms[0].input[1]]).size
     channels = rng.choice(width, outliers, replace=False)
     for norm in norms:
         gamma = numpy_helper.to_array(known[norm.input[1]]).copy()
         gamma[channels] *= times
         known[norm.input[1]].CopyFrom(numpy_helper.from_array(gamma, norm.input[1]))
-    return Case(subject.model, subject.feeds)
+    return Case(model, feeds)
 
 
 def errors(case: Case, folder: Path) -> dict[tuple[str, bool], float]:
@@ -165,10 +141,8 @@ def _case(row: tuple[Any, ...], seed: int) -> Case:
 
 
 def main() -> int:
-    parser_ = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser_.add_argument("--models", nargs="*", default=["vit", "gpt2"])
-    parser_.add_argument("--out", type=Path, default=RESULTS / "gamma_int8.csv")
-    chosen = parser_.parse_args()
+    options = {"--models": ["vit", "gpt2"], "--out": RESULTS / "gamma_int8.csv"}
+    chosen = arguments(__doc__, options)
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for row in _rows(chosen.models):
@@ -176,9 +150,12 @@ def main() -> int:
             found = [errors(case, Path(folder)) for case in cases]
             mean = {key: _mean([each[key] for each in found]) for key in found[0]}
             subject, weights, width, outliers, times = row
+            # One layer or model; ``times`` is what ``outliers`` elements of gamma were multiplied
+            # by. ``weights``: for single layers, normal, of a Student t of 4 degrees (heavy), or
+            # normal over gamma (inverse). ``predicted``: the ratio of the errors of ``tensor`` by
+            # the rule. ``moves``: whether the default moves gammas.
             made.append(
-                GammaRow(
-                    **conditions(),
+                Row(
                     onnxruntime=version("onnxruntime"),
                     subject=subject,
                     weights=weights,

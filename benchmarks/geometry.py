@@ -9,14 +9,13 @@ for BERT-base at batch 8 and length 128.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import CPU, arguments
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold import model_io
 from onnxfold.geometry.accumulate import kept_tables, of_tables
 from onnxfold.geometry.instrument import instrument
@@ -26,25 +25,6 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 BAR = 1.15
-PROVIDERS = ("CPUExecutionProvider",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One model at one shape."""
-
-    onnxruntime: str
-    model: str
-    norms: int
-    batch: int
-    length: int
-    threads: int
-    rounds: int
-    plain_s: float
-    instrumented_s: float
-    sums_s: float
-    ratio: float
-    bar: float
 
 
 def measured(path: Path, batch: int, length: int, threads: int, rounds: int) -> Row:
@@ -58,7 +38,7 @@ def measured(path: Path, batch: int, length: int, threads: int, rounds: int) -> 
         target = Path(folder) / "model.onnx"
         with model_io.stage(made.model, target, external_data=True) as staged:
             files = (path, Path(staged.path))
-            sessions = [Variant(file).session(threads, PROVIDERS) for file in files]
+            sessions = [Variant(file).session(threads, [CPU]) for file in files]
         names = [output.name for output in sessions[1].get_outputs()]
         outputs = dict(zip(names, sessions[1].run(None, feeds), strict=True))
         given = Batch(feeds, batch, 0)
@@ -70,7 +50,6 @@ def measured(path: Path, batch: int, length: int, threads: int, rounds: int) -> 
         seconds = take_turns([*runs, sums], RunCounts(rounds=rounds))
     plain, instrumented, merged = np.median(seconds, axis=1)
     return Row(
-        **conditions(),
         onnxruntime=onnxruntime.__version__,
         model=path.stem,
         norms=len(made.norms),
@@ -87,12 +66,8 @@ def measured(path: Path, batch: int, length: int, threads: int, rounds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", type=Path)
-    for name, number in (("batch", 8), ("length", 128), ("threads", 2), ("rounds", 15)):
-        parser.add_argument(f"--{name}", type=int, default=number)
-    parser.add_argument("--out", type=Path, default=RESULTS / "geometry.csv")
-    given = parser.parse_args()
+    numbers = {"--batch": 8, "--length": 128, "--threads": 2, "--rounds": 15}
+    given = arguments(__doc__, {"model": Path, **numbers, "--out": RESULTS / "geometry.csv"})
     row = measured(given.model, given.batch, given.length, given.threads, given.rounds)
     append(given.out, [row])
     print(row)

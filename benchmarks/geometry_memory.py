@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ import numpy as np
 import onnx
 
 from benchmarks.disk import disk_to_disk
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold import model_io
 
 _WORDS = 1000
@@ -38,26 +38,6 @@ arrays = {name: data[name] for name in data.files}
 for start in range(0, int(sys.argv[5]), batch):
     session.run(None, {name: x[start:start + batch] for name, x in arrays.items()})
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One model over some rows of tokens."""
-
-    onnxruntime: str
-    model: str
-    parameters: int
-    norms: int
-    tokens: int
-    plain_tokens: int
-    batch: int
-    plain_s: float
-    measure_s: float
-    plain_peak_mib: float
-    measure_peak_mib: float
-    beyond_mib: float
-    bar_mib: float
-    report_bytes: int
 
 
 def with_words(path: Path, words: int, folder: Path) -> Path:
@@ -102,7 +82,6 @@ def measured(path: Path, given: argparse.Namespace) -> Row:
         found = json.loads(report.read_text(encoding="utf-8"))
         nbytes = report.stat().st_size
     return Row(
-        **conditions(),
         onnxruntime=onnxruntime.__version__,
         model=path.stem,
         parameters=sum(tensor.size for tensor in tensors if tensor is not None),
@@ -121,14 +100,9 @@ def measured(path: Path, given: argparse.Namespace) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", type=Path)
-    for name, number in (("rows", 64), ("length", 128), ("batch", 8), ("threads", 2)):
-        parser.add_argument(f"--{name}", type=int, default=number)
-    parser.add_argument("--plain-rows", type=int, help="default: all rows")
-    parser.add_argument("--out", type=Path, default=RESULTS / "geometry_memory.csv")
-    parser.add_argument("--words", type=int, help="rows of the table of words; default: as it is")
-    given = parser.parse_args()
+    numbers = {"--rows": 64, "--length": 128, "--batch": 8, "--threads": 2}
+    more = {"--plain-rows": int, "--words": int, "--out": RESULTS / "geometry_memory.csv"}
+    given = arguments(__doc__, {"model": Path, **numbers, **more})
     with tempfile.TemporaryDirectory() as folder:
         model = given.model
         if given.words is not None:

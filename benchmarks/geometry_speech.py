@@ -11,7 +11,6 @@ installed.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks.harness import arguments
 
 _PACKAGES = ("pipecat-ai==1.14.0", "moonshine-voice==0.1.5")
 _TURN = "pipecat/audio/turn/smart_turn"
@@ -73,9 +74,7 @@ def features(folder: Path) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    folder = unpacked(parser.parse_args().folder)
+    folder = unpacked(arguments(__doc__, {"folder": Path}).folder)
     compute = features(folder)
     found = [w for path in sorted(folder.rglob("*.wav")) for w in windows(speech(path))]
     rows = np.stack([compute(window.astype(np.float32)) for window in found])

@@ -10,7 +10,6 @@ shards next to the model, each closed when the next tensor would exceed its size
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
+
+from benchmarks.harness import arguments
 
 __all__ = ["Size", "main", "make"]
 
@@ -248,15 +249,10 @@ def make(path: Path, size: Size) -> list[Path]:
     return [path, *weights.shards]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Make one model; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gptj", description=__doc__)
-    parser.add_argument("output", type=Path, metavar="OUT.onnx")
-    parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--words", type=int, default=50400)
-    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
-    options = parser.parse_args(arguments)
+    numbers = {"--width": 4096, "--layers": 28, "--words": 50400, "--dtype": "float16"}
+    options = arguments(__doc__, {"output": Path, **numbers})
     size = Size(options.width, options.layers, options.words, options.dtype)
     files = make(options.output, size)
     total = sum(file.stat().st_size for file in files)

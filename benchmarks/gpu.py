@@ -5,68 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-import traceback
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Conditions, conditions
-from onnxfold.errors import one_line
 from onnxfold.runtime.cuda import CudaDevice, driver
 
-__all__ = [
-    "BUDGET",
-    "BUILD",
-    "Budget",
-    "GpuConditions",
-    "build",
-    "device",
-    "device_named",
-    "failed",
-    "gpu_conditions",
-]
+__all__ = ["BUILD", "build", "device", "device_named", "gpu_conditions"]
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "cuda"
 DRIVER = "libonnxfold_cuda_driver.so"
-BUDGET = 540.0  # seconds: where machines are lent, a command often has ten minutes
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Seconds, from now on, in which a program begins new work."""
-
-    seconds: float
-    start: float = field(default_factory=time.monotonic)
-
-    @property
-    def spent(self) -> bool:
-        return time.monotonic() - self.start > self.seconds
-
-    @property
-    def left(self) -> float:
-        return max(0.0, self.seconds - (time.monotonic() - self.start))
-
-
-def failed(what: str, error: Exception) -> None:
-    """Print one line: what failed, why, and where; the rest of a run on a lent device goes on."""
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in place)
-    print(f"{what}: FAILED, {type(error).__name__}: {one_line(error)}{where}", flush=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuConditions(Conditions):
-    """As `Conditions`, and the device."""
-
-    device: str
-    cuda_driver: str
-    torch: str
-    triton: str
-    onnxruntime: str
 
 
 def device() -> CudaDevice:
@@ -99,8 +49,8 @@ def build(folder: Path = BUILD) -> Path:
 
 
 def gpu_conditions() -> dict[str, Any]:
-    """The fields of GpuConditions for this machine and moment."""
-    return conditions() | {
+    """The columns of a row about the device and what runs on it."""
+    return {
         "device": device().name,
         "cuda_driver": _driver_version(),
         "torch": _installed("torch"),

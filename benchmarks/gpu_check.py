@@ -28,7 +28,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu import BUDGET, BUILD, ROOT, Budget, build, device, failed
+from benchmarks.gpu import BUILD, ROOT, build, device
+from benchmarks.harness import BUDGET, Budget, arguments, failed
 from tests.custom_ops.cuda_device_list import ON_DEVICE_ALONE, NotHereError
 from tests.custom_ops.cuda_kernels import CudaMemory, Kernels
 from tests.custom_ops.cuda_list import CHECKS, Check
@@ -113,16 +114,17 @@ def rest(options: argparse.Namespace, listed: Outcome, under: Outcome) -> Iterat
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
-    parser.add_argument("--list", choices=("thorough", "quick", "none"), default="thorough")
-    parser.add_argument("--checks", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS)
-    parser.add_argument(
-        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+    return arguments(
+        __doc__,
+        {
+            "--build": BUILD,
+            "--driver": {"type": Path, "help": "a built driver: nothing is compiled"},
+            "--list": {"choices": ("thorough", "quick", "none"), "default": "thorough"},
+            "--checks": {"nargs": "+", "choices": NAMES, "default": NAMES, "metavar": "NAME"},
+            "--tools": TOOLS,
+            "--budget": BUDGET,
+        },
     )
-    return parser.parse_args()
 
 
 def main() -> int:

@@ -15,7 +15,6 @@ what is left is counted, and the exit status is 1; with --resume the next call c
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,16 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.gpu import (
-    BUDGET,
-    BUILD,
-    Budget,
-    GpuConditions,
-    build,
-    device,
-    failed,
-    gpu_conditions,
-)
+from benchmarks.gpu import BUILD, build, device, gpu_conditions
 from benchmarks.gpu_methods import (
     EPSILON,
     METHODS,
@@ -46,7 +36,8 @@ from benchmarks.gpu_methods import (
     Tensors,
     UnavailableError,
 )
-from benchmarks.rows import RESULTS, append, read
+from benchmarks.harness import BUDGET, Budget, arguments, failed, quantiles
+from benchmarks.rows import RESULTS, Row, append, read
 
 LARGE = 128 << 20  # bytes of a tensor: beyond any second level cache
 SIZES = (64, 128, 256, 512, 768, 1024, 2048, 4096, 5120, 8192, 16384, 32768)
@@ -57,25 +48,6 @@ LONGEST = 1 << 16  # of a row that kernels hold in one block, as others than our
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 MOST_CALLS = 400
 COPY = "copy"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuKernelRow(GpuConditions):
-    """One method at one shape; `of_copy` and `times_ours` are ratios of medians."""
-
-    operation: str
-    dtype: str
-    rows: int
-    size: int
-    cache: str
-    method: str
-    calls: int
-    us: float
-    p10: float
-    p90: float
-    gigabytes_per_s: float
-    of_copy: float
-    times_ours: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +193,7 @@ def onnxruntime_times(
 
 def measure(
     shape: Shape, driver: Path, methods: Mapping[str, Method], repeats: int
-) -> Iterator[GpuKernelRow]:
+) -> Iterator[Row]:
     """One row for each method."""
     tensors = Tensors(shape.what, shape.rows, shape.size, TYPES[shape.dtype], shape.sets)
     graphs = graphs_of(shape, tensors, driver, methods)
@@ -234,8 +206,8 @@ def measure(
     times |= onnxruntime_times(shape, tensors, repeats)
     medians = {name: float(np.median(values)) for name, values in times.items()}
     for name, values in times.items():
-        p10, p90 = np.percentile(values, [10, 90])
-        yield GpuKernelRow(
+        # One method at one shape; `of_copy` and `times_ours` are ratios of medians.
+        yield Row(
             **gpu_conditions(),
             operation=shape.operation,
             dtype=shape.dtype,
@@ -244,9 +216,7 @@ def measure(
             cache="warm" if shape.warm else "cold",
             method=name,
             calls=shape.calls,
-            us=round(1e6 * medians[name], 3),
-            p10=round(1e6 * float(p10), 3),
-            p90=round(1e6 * float(p90), 3),
+            **quantiles(1e6 * values, 3, us=50, p10=10, p90=90),
             gigabytes_per_s=round(shape.bytes / medians[name] / 1e9, 1),
             of_copy=round(medians[COPY] / medians[name], 3),
             times_ours=round(medians[name] / medians[OURS], 3) if OURS in medians else 0.0,
@@ -281,43 +251,38 @@ def key(shape: Shape) -> tuple[str, ...]:
 
 def main() -> int:
     """Measure and append what the command line asks for; 1 where shapes are left or ours fails."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_kernels.csv")
-    parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--driver", type=Path, help="a built driver: nothing is compiled")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file has")
-    parser.add_argument(
-        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+    options = arguments(
+        __doc__,
+        {
+            "--out": RESULTS / "gpu_kernels.csv",
+            "--build": BUILD,
+            "--driver": {"type": Path, "help": "a built driver: nothing is compiled"},
+            "--resume": {"action": "store_true", "help": "leave out what the file has"},
+            "--budget": BUDGET,
+            "--repeats": 30,
+            "--operations": tuple(OPERATIONS),
+            "--dtypes": tuple(TYPES),
+            "--no-small": {"action": "store_true", "help": "tensors beyond the cache alone"},
+        },
     )
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--operations", nargs="*", default=list(OPERATIONS), choices=OPERATIONS)
-    parser.add_argument("--dtypes", nargs="*", default=list(TYPES), choices=TYPES)
-    parser.add_argument("--no-small", action="store_true", help="tensors beyond the cache alone")
-    options = parser.parse_args()
     budget, _ = Budget(options.budget), device()
     driver = options.driver.resolve() if options.driver else build(options.build)
     known = measured(options.out) if options.resume else set()
     every = shapes(options.operations, options.dtypes, small=not options.no_small)
     wanted = [shape for shape in every if key(shape) not in known]
-    failures = 0
     for done, shape in enumerate(wanted):
-        if budget.spent:
-            print(f"the budget is spent: {len(wanted) - done} of {len(wanted)} shapes are left")
+        if budget.ended(f"{len(wanted) - done} of {len(wanted)} shapes are left"):
             return 1
-        try:
+        with budget.case(str(shape)):
             rows = list(measure(shape, driver, METHODS, options.repeats))
-        except Exception as error:  # said by name; the others still run
-            failures += 1
-            failed(str(shape), error)
-            continue
-        append(options.out, rows)
-        tell(rows)
-        failures += all(row.method != OURS for row in rows)
-        torch.cuda.empty_cache()
-    return int(failures > 0)
+            append(options.out, rows)
+            tell(rows)
+            budget.incomplete |= all(row.method != OURS for row in rows)
+            torch.cuda.empty_cache()
+    return int(budget.incomplete)
 
 
-def tell(rows: list[GpuKernelRow]) -> None:
+def tell(rows: list[Row]) -> None:
     for row in rows:
         print(
             f"{row.operation:9} {row.dtype:8} {row.rows:7}x{row.size:<5} {row.cache} "

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -31,26 +30,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.gpu import BUDGET, Budget, device, device_named, failed
-from benchmarks.rows import RESULTS, Conditions, append, conditions
-from benchmarks.subjects import File, geometric_mean, prepare, run_optimizer
-from models import skeleton
+from benchmarks.gpu import device, device_named
+from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles, show
+from benchmarks.rows import RESULTS, Row, append
+from benchmarks.subjects import File, filled, geometric_mean, prepare, run_optimizer, scratch_in
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.bound import Bound, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import Provider, RunCounts, Variant, take_turns
 from onnxfold.runtime.library import CUDA_PROVIDERS
 
-__all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuRow", "GpuSubject", "main"]
+__all__ = ["METHODS", "SUBJECTS", "GpuMethod", "GpuSubject", "main"]
 
 _LEAST_ROUNDS, _MOST_ROUNDS, _CASE_S = 7, 201, 8.0
 _STOCK = "stock"
 _ONNX = {"target": "onnx"}
 _ORT = {"target": "ort", "device": "cuda"}
-_console = Console(width=140)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,80 +102,39 @@ METHODS: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRow(Conditions):
-    """One method on one model at one size; ``sequence`` is 0 for images.
-
-    ``to_stock`` compares with the original as stock ONNX Runtime runs it, both with a CUDA graph or
-    both without.
-    """
-
-    onnxruntime: str
-    device: str
-    provider: str
-    model: str
-    dtype: str
-    batch: int
-    sequence: int
-    method: str
-    cuda_graph: bool
-    rounds: int
-    median_ms: float
-    p10_ms: float
-    p90_ms: float
-    to_stock: float
-    to_stock_p10: float
-    to_stock_p90: float
-    nodes: int
-    folded: int
-    gamma_fused: int
-    beta_fused: int
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for and return the exit code."""
-    options = _parser().parse_args(arguments)
-    budget, left = Budget(options.budget), False
+    options = _options(words)
+    budget = Budget(options.budget)
     if options.provider == "cuda":
         _refuse_without_cuda()
-    rows: list[GpuRow] = []
+    rows: list[Row] = []
     for dtype, name in product(options.dtypes, options.models):
         given = options.folder / dtype / f"{name}.onnx"
         if not given.exists():
             print(f"{given} is not there: left out")
             continue
-        try:
+        with budget.case(f"{name} {dtype}"):
             for case in _cases(given, SUBJECTS[name], dtype, budget, options):
                 append(options.out, case)
-                _console.print(_table(case))
+                _show(case)
                 rows += case
-        except _BudgetSpentError:
-            print(f"the budget is spent: {name} {dtype} is not complete", flush=True)
-            left = True
-        except Exception as error:  # said by name; the others still run
-            failed(f"{name} {dtype}", error)
-            left = True
     _summarise(rows)
-    return int(left) if rows else 2
-
-
-class _BudgetSpentError(Exception):
-    """No further case begins."""
+    return int(budget.incomplete) if rows else 2
 
 
 def _cases(
     given: Path, subject: GpuSubject, dtype: str, budget: Budget, options: argparse.Namespace
-) -> Iterator[list[GpuRow]]:
+) -> Iterator[list[Row]]:
     """Yield the rows of each size of a model, of those sizes at which anything runs."""
-    if budget.spent:
-        raise _BudgetSpentError
-    if options.scratch is not None:
-        options.scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        files = _files(given, Path(scratch), subject)
+    left = f"{subject.name} {dtype} is not complete"
+    if budget.ended(left):
+        return
+    with scratch_in(options.scratch) as scratch:
+        files = _files(given, scratch, subject)
         for batch, sequence in _sizes(subject, options):
-            if budget.spent:
-                raise _BudgetSpentError
+            if budget.ended(left):
+                return
             about = _about(options.provider, subject.name, dtype, batch, sequence)
             case = list(_measure(about, files, options))
             if case:
@@ -192,24 +147,24 @@ def _refuse_without_cuda() -> None:
         raise SystemExit(f"onnxruntime {ort.__version__} has no {CUDA_PROVIDERS[0]}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_models", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="MODELS")
-    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
-    parser.add_argument("--dtypes", nargs="+", choices=["fp16", "fp32"], default=["fp16", "fp32"])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 512, 1024, 4096])
-    parser.add_argument("--provider", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument(
-        "--budget", type=float, default=BUDGET, help="seconds, default: %(default)g"
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    return arguments(
+        __doc__,
+        {
+            "folder": Path,
+            "--models": tuple(SUBJECTS),
+            "--dtypes": ("fp16", "fp32"),
+            "--batches": [1, 8],
+            "--sequences": [1, 64, 512, 1024, 4096],
+            "--provider": {"choices": ["cuda", "cpu"], "default": "cuda"},
+            "--budget": BUDGET,
+            "--case": {"type": float, "default": _CASE_S, "help": "seconds of one case's rounds"},
+            "--largest": {"type": float, "default": 4e9, "help": "bytes of scores of one layer"},
+            "--scratch": {"type": Path, "help": "folder for the models that are made"},
+            "--out": RESULTS / "gpu_models.csv",
+        },
+        words,
     )
-    parser.add_argument("--case", type=float, default=_CASE_S, help="seconds of one case's rounds")
-    parser.add_argument(
-        "--largest", type=float, default=4e9, help="bytes of attention scores in one layer"
-    )
-    parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_models.csv")
-    return parser
 
 
 def _sizes(subject: GpuSubject, options: argparse.Namespace) -> Iterator[tuple[int, int]]:
@@ -225,10 +180,7 @@ def _sizes(subject: GpuSubject, options: argparse.Namespace) -> Iterator[tuple[i
 
 def _files(given: Path, scratch: Path, subject: GpuSubject) -> dict[str, File]:
     """Make every form; those of ONNX Runtime's optimizer only if it is installed."""
-    source = given
-    if skeleton.is_skeleton(given):
-        source = scratch / "model.onnx"
-        skeleton.fill(given, source)
+    source = filled(given, scratch)
     files = prepare(
         source, scratch, {_STOCK: None, "folded": {}, "folded, onnx": _ONNX, "folded, ort": _ORT}
     )
@@ -260,7 +212,7 @@ def _about(provider: str, name: str, dtype: str, batch: int, sequence: int) -> d
 
 def _measure(
     about: Mapping[str, Any], files: Mapping[str, File], options: argparse.Namespace
-) -> Iterator[GpuRow]:
+) -> Iterator[Row]:
     """Yield one row for each method that runs."""
     dimensions = (("batch", about["batch"]), ("sequence", about["sequence"]))
     feeds = _feeds(files[_STOCK].path, dict(dimensions))
@@ -297,7 +249,7 @@ def _feeds(path: Path, dimensions: Mapping[str, int]) -> dict[str, npt.NDArray[A
 
 
 def _providers(provider: str, graph: bool) -> list[Provider]:
-    cpu: Provider = "CPUExecutionProvider"
+    cpu: Provider = CPU
     if provider == "cpu":
         return [cpu]
     return [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}), cpu]
@@ -308,79 +260,64 @@ def _rows(
     files: Mapping[str, File],
     methods: Sequence[GpuMethod],
     seconds: npt.NDArray[np.float64],
-) -> Iterator[GpuRow]:
+) -> Iterator[Row]:
     for index, method in enumerate(methods):
         stock = GpuMethod(_STOCK, graph=method.graph)
         ratios = np.full(1, np.nan)
         if stock in methods:
             ratios = seconds[methods.index(stock)] / seconds[index]
-        p10, median, p90 = np.percentile(1e3 * seconds[index], (10, 50, 90))
-        low, ratio, high = np.percentile(ratios, (10, 50, 90))
         file = files[method.form]
-        yield GpuRow(
+        # One method on one model at one size; ``sequence`` is 0 for images. ``to_stock`` compares
+        # with the original as stock ONNX Runtime runs it, both with a CUDA graph or both without.
+        yield Row(
             **about,
             method=f"{method.form}{', kernels' * method.kernels}",
             cuda_graph=method.graph,
             rounds=seconds.shape[1],
-            median_ms=round(float(median), 5),
-            p10_ms=round(float(p10), 5),
-            p90_ms=round(float(p90), 5),
-            to_stock=round(float(ratio), 4),
-            to_stock_p10=round(float(low), 4),
-            to_stock_p90=round(float(high), 4),
+            **quantiles(1e3 * seconds[index], 5, median_ms=50, p10_ms=10, p90_ms=90),
+            **quantiles(ratios, 4, to_stock=50, to_stock_p10=10, to_stock_p90=90),
             nodes=file.nodes,
             folded=file.folded,
             gamma_fused=file.gamma_fused,
             beta_fused=file.beta_fused,
-            **conditions(),
         )
 
 
-def _table(rows: Sequence[GpuRow]) -> Table:
+def _show(rows: Sequence[Row]) -> None:
     first = rows[0]
     size = f"batch {first.batch}, sequence {first.sequence}" if first.sequence else first.batch
-    table = Table(title=f"{first.model} {first.dtype}, {size}", title_justify="left")
-    for column in (
-        "method",
-        "graph",
-        "ms",
-        "10% - 90%",
-        "to stock",
-        "10% - 90%",
-        "nodes",
-        "folded",
-    ):
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    columns = ("method", "graph", "ms", "10% - 90%", "to stock", "10% - 90%", "nodes", "folded")
+    lines = [
+        (
             row.method,
-            "yes" if row.cuda_graph else "",
+            "yes" if row.cuda_graph else None,
             f"{row.median_ms:.3f}",
             f"{row.p10_ms:.3f} - {row.p90_ms:.3f}",
             f"{row.to_stock:.3f}",
             f"{row.to_stock_p10:.3f} - {row.to_stock_p90:.3f}",
-            str(row.nodes),
-            str(row.folded),
+            row.nodes,
+            row.folded,
         )
-    return table
+        for row in rows
+    ]
+    show(f"{first.model} {first.dtype}, {size}", columns, lines)
 
 
-def _summarise(rows: Sequence[GpuRow]) -> None:
+def _summarise(rows: Sequence[Row]) -> None:
     """Print mean and worst of every method, for each type."""
-    table = Table(title="to stock: geometric mean and worst", title_justify="left")
-    for column in ("type", "method", "graph", "cases", "mean", "worst", "worst case"):
-        table.add_column(column)
-    groups: dict[tuple[str, str, bool], list[GpuRow]] = {}
+    groups: dict[tuple[str, str, bool], list[Row]] = {}
     for row in rows:
         if np.isfinite(row.to_stock):
             groups.setdefault((row.dtype, row.method, row.cuda_graph), []).append(row)
+    lines = []
     for (dtype, method, graph), group in groups.items():
         worst = min(group, key=lambda row: row.to_stock)
         mean = geometric_mean([row.to_stock for row in group])
         case = f"{worst.model}, {worst.batch} x {worst.sequence}"
-        numbers = (str(len(group)), f"{mean:.3f}", f"{worst.to_stock:.3f}", case)
-        table.add_row(dtype, method, "yes" if graph else "", *numbers)
-    _console.print(table)
+        numbers = (len(group), f"{mean:.3f}", f"{worst.to_stock:.3f}", case)
+        lines.append((dtype, method, "yes" if graph else None, *numbers))
+    columns = ("type", "method", "graph", "cases", "mean", "worst", "worst case")
+    show("to stock: geometric mean and worst", columns, lines)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 
 from benchmarks.gpu_methods import EPSILON, Operation, Tensors, UnavailableError
-from onnxfold.operators.functions import DOMAIN, VERSION
+from benchmarks.graphs import MICROSOFT, Shape, model, node
+from onnxfold.operators.functions import DOMAIN
 from onnxfold.runtime.library import CUDA_PROVIDERS, register
 
 __all__ = ["FORMS", "chain", "seconds"]
 
-MICROSOFT = "com.microsoft"
 # For each operation, ONNX Runtime's own operator: name, domain, and where it writes the sum.
 FORMS: Mapping[str, tuple[str, str, int]] = MappingProxyType(
     {
@@ -29,11 +30,7 @@ FORMS: Mapping[str, tuple[str, str, int]] = MappingProxyType(
         "add_layer": ("SkipLayerNormalization", MICROSOFT, 3),
     }
 )
-TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-}
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def chain(
@@ -41,34 +38,24 @@ def chain(
 ) -> onnx.ModelProto:
     """`calls` nodes side by side: x{i} (residual{i}) to y{i} (sum{i}); scale, bias are inputs."""
     op, domain, sum_index = form
-    attributes: dict[str, Any] = {"epsilon": EPSILON}
-    if not op.startswith("Skip"):
-        attributes["axis"] = -1
+    attributes: dict[str, Any] = {"epsilon": EPSILON, "axis": -1}
     if op == "Center":
         del attributes["epsilon"]
-    elif op.startswith("CRMS"):
-        attributes = {"epsilon": EPSILON}
+    elif op.startswith(("CRMS", "Skip")):
+        del attributes["axis"]
     weights = [name for name in ("scale", "bias") if getattr(operation, name)]
-    nodes, given, made = [], list(weights), []
+    inputs: dict[str, Shape] = {name: [size] for name in weights}
+    nodes, outputs = [], dict[str, Shape]()
     for i in range(calls):
-        tensors = [f"x{i}", *([f"residual{i}"] if operation.residual else [])]
-        outputs = [f"y{i}"]
+        tensors, made = [f"x{i}"], [f"y{i}"]
         if operation.residual:
-            outputs += [""] * (sum_index - 1) + [f"sum{i}"]
-        nodes.append(
-            helper.make_node(op, [*tensors, *weights], outputs, domain=domain, **attributes)
-        )
-        given += tensors
-        made += [name for name in outputs if name]
-
-    def info(name: str) -> onnx.ValueInfoProto:
-        shape = [size] if name in weights else [rows, size]
-        return helper.make_tensor_value_info(name, TYPES[dtype], shape)
-
-    graph = helper.make_graph(nodes, "chain", [*map(info, given)], [*map(info, made)])
-    versions = {"": 17, DOMAIN: VERSION, MICROSOFT: 1}
-    imports = [helper.make_opsetid(name, version) for name, version in versions.items()]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+            tensors.append(f"residual{i}")
+            made += ["-"] * (sum_index - 1) + [f"sum{i}"]
+        line = f"{op} {' '.join([*tensors, *weights])} -> {' '.join(made)}"
+        nodes.append(node(line, domain, **attributes))
+        inputs |= dict.fromkeys(tensors, (rows, size))
+        outputs |= {name: (rows, size) for name in made if name != "-"}
+    return model(nodes, inputs, outputs, {}, opset=17, dtype=TYPES[dtype])
 
 
 def seconds(
@@ -90,9 +77,9 @@ def seconds(
     form = (operation.op, DOMAIN, 1) if ours else FORMS[name]
     x = tensors.x[0]
     dtype = str(x.dtype).removeprefix("torch.")
-    model = chain(operation, form, dtype, *x.shape, calls).SerializeToString()
+    made = chain(operation, form, dtype, *x.shape, calls).SerializeToString()
     providers = [(CUDA_PROVIDERS[0], {"enable_cuda_graph": "1"})]
-    session = ort.InferenceSession(model, options, providers=providers)
+    session = ort.InferenceSession(made, options, providers=providers)
     binding = session.io_binding()
     for value in (*session.get_inputs(), *session.get_outputs()):
         key = value.name.rstrip("0123456789")
@@ -100,7 +87,14 @@ def seconds(
         tensor = held if key in ("scale", "bias") else held[int(value.name[len(key) :]) % len(held)]
         given = value.name in {one.name for one in session.get_inputs()}
         bind = binding.bind_input if given else binding.bind_output
-        bind(value.name, "cuda", 0, TYPES[dtype], tuple(tensor.shape), tensor.data_ptr())
+        bind(
+            value.name,
+            "cuda",
+            0,
+            helper.np_dtype_to_tensor_dtype(np.dtype(TYPES[dtype])),
+            tuple(tensor.shape),
+            tensor.data_ptr(),
+        )
     times = np.empty(repeats)
     for repeat in range(-3, repeats):  # the first runs are captured
         start = time.perf_counter()

@@ -8,43 +8,22 @@ ends a run with the row of what it did; --first goes on from there.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import time
 from collections import Counter
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, append, cells
 from tests.hostile.campaign import MEMORY_BYTES, Found, mutants
 
 _LIMIT_S = 60.0
 _REPORT_EVERY = 5000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """A campaign: how its mutants ended, and the worst of them."""
-
-    campaign: int
-    first: int
-    mutants: int
-    inspected: int
-    optimized: int
-    refused: int
-    check_failed: int
-    faults: int
-    crashes: int
-    hangs: int
-    limit_s: float
-    slowest_s: float
-    limit_mb: int
-    peak_mb: float
-    wall_s: float
 
 
 @dataclass(slots=True)
@@ -72,7 +51,6 @@ class _Tally:
 
     def row(self, campaign: int, first: int) -> Row:
         return Row(
-            **conditions(),
             campaign=campaign,
             first=first,
             mutants=self.mutants,
@@ -92,13 +70,8 @@ class _Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int)
-    parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
-    parser.add_argument("--campaign", type=int, default=1, help="another one has other mutants")
-    parser.add_argument("--log", type=Path, help="where faults and rows so far are written")
-    parser.add_argument("--results", type=Path, default=RESULTS / "hostile.csv")
-    options = parser.parse_args()
+    given = {"count": int, "--first": 0, "--campaign": 1, "--log": Path}
+    options = arguments(__doc__, {**given, "--results": RESULTS / "hostile.csv"})
     tally = _Tally()
     numbers = range(options.first, options.first + options.count)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -112,10 +85,10 @@ def main() -> None:
             _record(log, each)
             if tally.mutants % _REPORT_EVERY == 0:
                 row = tally.row(options.campaign, options.first)
-                print(json.dumps(asdict(row)), file=log, flush=True)
+                print(json.dumps(cells(row)), file=log, flush=True)
     row = tally.row(options.campaign, options.first)
     append(options.results, [row])
-    print(json.dumps(asdict(row), indent=1))
+    print(json.dumps(cells(row), indent=1))
 
 
 def _record(log: TextIO, found: Found) -> None:

@@ -28,140 +28,59 @@ Runtime, no kernel is twice as fast as that; the table of bars at the end shows 
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 
-from benchmarks.kernel_methods import LENGTH, OPERATIONS, OURS, TYPES, Method, chain
+from benchmarks.harness import arguments, quantiles
+from benchmarks.kernel_methods import OPERATIONS, OURS, bound
 from benchmarks.moves import MOVES, Moves, compiled
-from benchmarks.rows import RESULTS, Conditions, append, conditions
-from onnxfold.runtime.library import register
+from benchmarks.rows import RESULTS, Row, append
+from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 
-ELEMENTS = 128 * 768
+ELEMENTS, LENGTH = 128 * 768, 96
 SIZES = (384, 768, 1024, 4096)
 # Least factors: over the best way with AVX-512 and with AVX2, over the fused operators.
 BEST_WAY = {"v4": 2.0, "v3": 1.3}
 SKIPS = {"SkipLayerNormalization": 15.0, "SkipSimplifiedLayerNormalization": 3.0}
-# The functions of moves.c, by operation.
-MOVED = {
-    "rms": "moves_norm",
-    "layer": "moves_norm",
-    "add_rms": "moves_add",
-    "add_layer": "moves_add",
-    "post_layer": "moves_post",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow(Conditions):
-    """One method at one shape.
-
-    `times_ours` is the median of the rounds' ratios to our kernel (for `bias`, which lacks one, to
-    the Add itself), `best_times_ours` the ratio of the best rounds.
-    """
-
-    onnxruntime: str
-    kernels: str
-    threads: int
-    dtype: str
-    operation: str
-    rows: int
-    size: int
-    method: str
-    ns_per_element: float
-    p10: float
-    p90: float
-    best: float
-    times_ours: float
-    best_times_ours: float
-
-
-class Timed:
-    """A session with bound inputs and outputs."""
-
-    def __init__(self, method: Method, size: int, dtype: str, threads: int, scratch: Path) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        options.optimized_model_filepath = str(scratch)
-        register(options)
-        model = chain(method, size, dtype).SerializeToString()
-        self.session = ort.InferenceSession(
-            model,
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(method.disabled),
-        )
-        ops = [node.op_type for node in onnx.load(scratch).graph.node]
-        ops = [op for op in ops if op != "Cast"]
-        if sorted(ops) != sorted(method.left * LENGTH):
-            raise RuntimeError(f"{method.name} became {sorted(set(ops))}; its time means nothing")
-        rng = np.random.default_rng(1)
-        self.binding = self.session.io_binding()
-        for value in self.session.get_inputs():
-            array = rng.standard_normal((ELEMENTS // size, size)).astype(dtype)
-            self.binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(array))
-        for value in self.session.get_outputs():
-            array = np.empty((ELEMENTS // size, size), dtype)
-            self.binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array))
-
-    def run(self) -> int:
-        """Nanoseconds of one run."""
-        start = time.perf_counter_ns()
-        self.session.run_with_iobinding(self.binding)
-        return time.perf_counter_ns() - start
 
 
 def measure(
-    operation: str,
-    size: int,
-    dtype: str,
-    threads: int,
-    rounds: int,
-    scratch: Path,
-    moves: Path,
-) -> Iterator[KernelRow]:
+    operation: str, size: int, dtype: str, threads: int, rounds: int, moves: Path
+) -> Iterator[Row]:
     """One row for each method, ours first, the loads and stores last if there is one thread."""
-    methods = OPERATIONS[operation]
-    names = [method.name for method in methods]
-    timed: list[Timed | Moves] = [Timed(m, size, dtype, threads, scratch) for m in methods]
+    rows = ELEMENTS // size
+    runs = {
+        name: bound(link, LENGTH, (rows, size), dtype, threads).run
+        for name, link in OPERATIONS[operation].items()
+    }
     if threads == 1:
-        timed.append(Moves(moves, operation, ELEMENTS * np.dtype(dtype).itemsize, LENGTH))
-        names.append(MOVES)
-    times = np.empty((rounds, len(timed)))
-    for i in range(-3, rounds):
-        for k, candidate in enumerate(timed):
-            elapsed = candidate.run()
-            if i >= 0:
-                times[i, k] = elapsed / (LENGTH * ELEMENTS)
-    medians, best = np.median(times, axis=0), np.min(times, axis=0)
-    for k, name in enumerate(names):
-        p10, p90 = np.percentile(times[:, k], [10, 90])
-        yield KernelRow(
-            **conditions(),
+        nbytes = ELEMENTS * np.dtype(dtype).itemsize
+        runs[MOVES] = Moves(moves, operation, nbytes, LENGTH).run
+    turns = RunCounts(rounds, turn_s=0.0)  # one run each
+    times = 1e9 * take_turns(list(runs.values()), turns) / (LENGTH * ELEMENTS)
+    for name, own in zip(runs, times, strict=True):
+        # ``times_ours`` is the median of the rounds' ratios to our kernel (for ``bias``, which
+        # lacks one, to the Add itself), ``best_times_ours`` the ratio of the best rounds.
+        yield Row(
             onnxruntime=ort.__version__,
             kernels=instruction_set(),
             threads=threads,
             dtype=dtype,
             operation=operation,
-            rows=ELEMENTS // size,
+            rows=rows,
             size=size,
             method=name,
-            ns_per_element=round(float(medians[k]), 4),
-            p10=round(float(p10), 4),
-            p90=round(float(p90), 4),
-            best=round(float(best[k]), 4),
-            times_ours=round(float(np.median(times[:, k] / times[:, 0])), 2),
-            best_times_ours=round(float(best[k] / best[0]), 2),
+            **quantiles(own, 4, ns_per_element=50, p10=10, p90=90, best=0),
+            times_ours=round(float(np.median(own / times[0])), 2),
+            best_times_ours=round(float(own.min() / times[0].min()), 2),
         )
 
 
@@ -183,7 +102,7 @@ class Bar:
         return "beyond the memory" if self.possible < self.least else "missed"
 
 
-def bars(rows: Sequence[KernelRow]) -> Iterator[Bar]:
+def bars(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield the bars of one norm, type and size; the best way is the one of least median."""
     by_method = {row.method: row for row in rows}
     if not {MOVES, OURS} <= by_method.keys() or rows[0].operation == "center":
@@ -199,7 +118,7 @@ def bars(rows: Sequence[KernelRow]) -> Iterator[Bar]:
         yield Bar(case, method, row.times_ours, factor, row.times_ours / limit)
 
 
-def half_bars(rows: Sequence[KernelRow]) -> Iterator[Bar]:
+def half_bars(rows: Sequence[Row]) -> Iterator[Bar]:
     """Yield for each operation and size how much faster float16 is than float32, by best rounds."""
     best = {(row.operation, row.size, row.method, row.dtype): row.best for row in rows}
     for (operation, size, method, dtype), wide in best.items():
@@ -220,26 +139,24 @@ def instruction_set() -> str:
 
 def main() -> None:
     """Measure what the command line asks for, and append the rows to the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "kernels.csv")
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--operations", nargs="*", default=list(OPERATIONS))
-    parser.add_argument("--dtypes", nargs="*", default=list(TYPES))
-    parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        {
+            "--out": RESULTS / "kernels.csv",
+            "--rounds": 41,
+            "--threads": 1,
+            "--operations": tuple(OPERATIONS),
+            "--dtypes": ("float32", "float16"),
+            "--sizes": list(SIZES),
+        },
+    )
     found: list[Bar] = []
-    every: list[KernelRow] = []
+    every: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        scratch, moves = Path(folder) / "optimized.onnx", compiled(Path(folder))
-        cases = [
-            (o, d, n) for o in options.operations for d in options.dtypes for n in options.sizes
-        ]
-        for operation, dtype, size in cases:
-            measured = measure(
-                operation, size, dtype, options.threads, options.rounds, scratch, moves
-            )
-            rows = list(measured)
+        moves = compiled(Path(folder))
+        for case in product(options.operations, options.dtypes, options.sizes):
+            operation, dtype, size = case
+            rows = list(measure(operation, size, dtype, options.threads, options.rounds, moves))
             append(options.out, rows)
             found += bars(rows)
             every += rows

@@ -9,37 +9,23 @@ benchmarks/results/long_graphs.csv.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.graphs import model, node
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, append
 
 __all__ = ["BUILDERS", "model_of_nodes", "norms", "quotients", "sum_of"]
 
 WIDTH: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongRow(Conditions):
-    """One fold, proved and not compared; ``left_out``: passes or moves that were not proved."""
-
-    load: float
-    kind: str
-    nodes: int
-    folded: int
-    left_out: int
-    seconds: float
-    per_node_ms: float
 
 
 def sum_of(kind: str, count: int) -> onnx.ModelProto:
@@ -47,93 +33,69 @@ def sum_of(kind: str, count: int) -> onnx.ModelProto:
 
     ``numbers and constants``: in turns, which no bias absorbs.
     """
-    rng = np.random.default_rng(0)
-    made: dict[str, np.ndarray] = {}
-
-    def weight(name: str, *shape: int) -> str:
-        made.setdefault(name, rng.normal(size=shape).astype(np.float32))
-        return name
-
-    nodes = [helper.make_node("MatMul", ["x", weight("W", WIDTH, WIDTH)], ["t0"])]
+    texts = ["MatMul x W -> t0"]
     for i in range(count):
         if kind == "one constant":
-            part = weight("c", WIDTH)
+            part = "c"
         elif kind == "constants":
-            part = weight(f"c{i}", WIDTH)
+            part = f"c{i}"
         elif kind == "numbers and constants":
-            part = weight(f"c{i}", *([WIDTH] * (i % 2)))
+            part = f"{'nc'[i % 2]}{i}"
         else:
             part = f"e{i}"
-            made_of = ["x", weight(f"W{i}", WIDTH, WIDTH)]
-            nodes.append(helper.make_node("MatMul", made_of, [part]))
-        nodes.append(helper.make_node("Add", [f"t{i}", part], [f"t{i + 1}"]))
-    nodes.append(helper.make_node("LayerNormalization", [f"t{count}", "gamma"], ["y"]))
-    made["gamma"] = np.ones(WIDTH, np.float32)
-    return model_of_nodes(nodes, made)
+            texts.append(f"MatMul x W{i} -> e{i}")
+        texts.append(f"Add t{i} {part} -> t{i + 1}")
+    return _model([*texts, f"LayerNormalization t{count} gamma -> y"])
 
 
 def quotients(count: int) -> onnx.ModelProto:
     """Post-LN blocks of a layer, a sum and a norm in eight operators, none of which folds."""
-    rng = np.random.default_rng(0)
-    made = {
-        "W": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
-        "g": rng.normal(size=WIDTH).astype(np.float32),
-        "two": np.float32(2),
-        "eps": np.float32(1e-5),
-    }
-    nodes = []
-    for i in range(count):
-        x, h = f"t{i}" if i else "x", f"h{i}"
-        nodes += [
-            helper.make_node("MatMul", [x, "W"], [f"p{i}"]),
-            helper.make_node("Add", [f"p{i}", x], [h]),
-            helper.make_node("ReduceMean", [h], [f"m{i}"], axes=[-1]),
-            helper.make_node("Sub", [h, f"m{i}"], [f"d{i}"]),
-            helper.make_node("Pow", [f"d{i}", "two"], [f"s{i}"]),
-            helper.make_node("ReduceMean", [f"s{i}"], [f"v{i}"], axes=[-1]),
-            helper.make_node("Add", [f"v{i}", "eps"], [f"e{i}"]),
-            helper.make_node("Sqrt", [f"e{i}"], [f"r{i}"]),
-            helper.make_node("Div", [f"d{i}", f"r{i}"], [f"q{i}"]),
-            helper.make_node("Mul", [f"q{i}", "g"], [f"t{i + 1}"]),
-        ]
-    nodes.append(helper.make_node("Identity", [f"t{count}"], ["y"]))
-    return model_of_nodes(nodes, made)
+    block = """MatMul t{0} W -> p{0}; Add p{0} t{0} -> h{0}; ReduceMean h{0} -> m{0};
+        Sub h{0} m{0} -> d{0}; Pow d{0} two -> s{0}; ReduceMean s{0} -> v{0}; Add v{0} eps -> e{0};
+        Sqrt e{0} -> r{0}; Div d{0} r{0} -> q{0}; Mul q{0} g -> t{1}"""
+    texts = _times(block, count)
+    texts[:2] = [text.replace("t0", "x") for text in texts[:2]]
+    return _model([*texts, f"Identity t{count} -> y"])
 
 
 def norms(count: int) -> onnx.ModelProto:
     """Pre-LN blocks of LayerNorm, layer, Relu and layer: seven nodes each."""
+    block = """LayerNormalization t{0} g{0} b{0} -> n{0}; MatMul n{0} A{0} -> p{0};
+        Add p{0} a{0} -> q{0}; Relu q{0} -> r{0}; MatMul r{0} Z{0} -> s{0}; Add s{0} z{0} -> u{0};
+        Add t{0} u{0} -> t{1}"""
+    last = f"LayerNormalization t{count} gamma -> y"
+    return _model(["MatMul x W -> t0", *_times(block, count), last])
+
+
+def _times(block: str, count: int) -> list[str]:
+    return [text.strip().format(i, i + 1) for i in range(count) for text in block.split(";")]
+
+
+def _model(texts: Sequence[str]) -> onnx.ModelProto:
+    """Return a model of these nodes; the name of a constant says what it is."""
+    axes = {"axes": [-1]}
+    nodes = [node(text, **(axes if text.startswith("ReduceMean") else {})) for text in texts]
+    made = {"x", *(name for each in nodes for name in each.output)}
+    given = {name: None for each in nodes for name in each.input if name not in made}
     rng = np.random.default_rng(0)
-    made = {"W": rng.normal(size=(WIDTH, WIDTH)).astype(np.float32)}
-    nodes = [helper.make_node("MatMul", ["x", "W"], ["t0"])]
-    for i in range(count):
-        for name in ("g", "b", "a", "z"):
-            made[f"{name}{i}"] = rng.normal(size=WIDTH).astype(np.float32)
-        for name in ("A", "Z"):
-            made[f"{name}{i}"] = rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) * 0.3
-        nodes += [
-            helper.make_node("LayerNormalization", [f"t{i}", f"g{i}", f"b{i}"], [f"n{i}"]),
-            helper.make_node("MatMul", [f"n{i}", f"A{i}"], [f"p{i}"]),
-            helper.make_node("Add", [f"p{i}", f"a{i}"], [f"q{i}"]),
-            helper.make_node("Relu", [f"q{i}"], [f"r{i}"]),
-            helper.make_node("MatMul", [f"r{i}", f"Z{i}"], [f"s{i}"]),
-            helper.make_node("Add", [f"s{i}", f"z{i}"], [f"u{i}"]),
-            helper.make_node("Add", [f"t{i}", f"u{i}"], [f"t{i + 1}"]),
-        ]
-    made["gamma"] = np.ones(WIDTH, np.float32)
-    nodes.append(helper.make_node("LayerNormalization", [f"t{count}", "gamma"], ["y"]))
-    return model_of_nodes(nodes, made)
+    return model_of_nodes(nodes, {name: _constant(name, rng) for name in given})
+
+
+def _constant(name: str, rng: np.random.Generator) -> np.ndarray:
+    known = {"two": 2.0, "eps": 1e-5, "gamma": np.ones(WIDTH)}
+    if name in known:
+        return np.asarray(known[name], np.float32)
+    shape = (WIDTH, WIDTH) if name[0].isupper() else () if name[0] == "n" else (WIDTH,)
+    size = 0.3 if name[0] in "AZ" else 1.0
+    return np.asarray(size * rng.normal(size=shape), np.float32)
 
 
 def model_of_nodes(
-    nodes: list[onnx.NodeProto], constants: Mapping[str, np.ndarray]
+    nodes: Sequence[onnx.NodeProto], constants: Mapping[str, npt.ArrayLike]
 ) -> onnx.ModelProto:
     """Return a model that takes x and gives y, rows of :data:`WIDTH` numbers."""
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", WIDTH]) for name in "xy"
-    )
-    tensors = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
-    graph = helper.make_graph(nodes, "long", [x], [y], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    shape = ("batch", WIDTH)
+    return model(nodes, {"x": shape}, {"y": shape}, constants, opset=17)
 
 
 # By kind, how a model of about so many nodes is made.
@@ -147,38 +109,36 @@ BUILDERS: Final[Mapping[str, Callable[[int], onnx.ModelProto]]] = {
 }
 
 
-def rows_of(kind: str, sizes: list[int]) -> Iterator[LongRow]:
+def rows_of(kind: str, sizes: list[int]) -> Iterator[Row]:
     """Yield a row for each number of nodes."""
     onnxfold.optimize(BUILDERS[kind](10), check=0)  # imports
     for size in sizes:
-        model = BUILDERS[kind](size)
+        made = BUILDERS[kind](size)
         start = time.process_time()
-        report = onnxfold.optimize(model, check=0).report
+        report = onnxfold.optimize(made, check=0).report
         seconds = time.process_time() - start
-        yield LongRow(
-            **conditions(),
+        # One fold, proved and not compared; ``left_out``: passes or moves that were not proved.
+        yield Row(
             load=round(os.getloadavg()[0], 2),
             kind=kind,
-            nodes=len(model.graph.node),
+            nodes=len(made.graph.node),
             folded=report["inspect"]["summary"]["foldable"],
             left_out=len(report.get("left_out") or ()),
             seconds=round(seconds, 3),
-            per_node_ms=round(1e3 * seconds / len(model.graph.node), 4),
+            per_node_ms=round(1e3 * seconds / len(made.graph.node), 4),
         )
 
 
 def main() -> None:
     """Measure, print and keep the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", choices=list(BUILDERS), default=list(BUILDERS))
-    parser.add_argument("--nodes", nargs="+", type=int, default=[1000, 10_000, 100_000])
-    parser.add_argument("--out", type=Path, default=RESULTS / "long_graphs.csv")
-    arguments = parser.parse_args()
-    for kind in arguments.kinds:
-        for row in rows_of(kind, arguments.nodes):
+    kinds, nodes = tuple(BUILDERS), [1000, 10_000, 100_000]
+    out = RESULTS / "long_graphs.csv"
+    options = arguments(__doc__, {"--kinds": kinds, "--nodes": nodes, "--out": out})
+    for kind in options.kinds:
+        for row in rows_of(kind, options.nodes):
             print(f"{kind:22} {row.nodes:7} nodes {row.folded:6} folded {row.left_out} left out",
                   f"{row.seconds:9.2f} s {row.per_node_ms:7.3f} ms a node", flush=True)  # fmt: skip
-            append(arguments.out, [row])
+            append(options.out, [row])
 
 
 if __name__ == "__main__":

@@ -30,10 +30,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import CPU, arguments, quantiles, show
+from benchmarks.rows import RESULTS, Row, append
 from benchmarks.subjects import (
     NORMS,
     SUBJECTS,
@@ -52,9 +51,9 @@ from onnxfold.runtime.interleaved_timing import (
     take_turns,
 )
 
-__all__ = ["METHODS", "Method", "ModelRow", "bars", "main", "per_norm_us", "rows_of"]
+__all__ = ["METHODS", "Method", "bars", "main", "per_norm_us", "rows_of"]
 
-_PROVIDERS = ("CPUExecutionProvider",)
+_PROVIDERS = (CPU,)
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 101
 _CLOCKS = {"wall": time.perf_counter, "processor": time.thread_time}
 STOCK, NO_SKIP, FOLDED, PORTABLE = "stock", "no SkipLN fusion", "onnxfold", "without library"
@@ -144,50 +143,13 @@ _BARS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow(Conditions):
-    """One method on one subject (a model, or its quantized form) at one size.
-
-    ``nodes`` are the file's, ``removed`` how many more the original has. At one size of each model
-    runs are profiled as well: ``executed`` are the nodes that ran, after the runtime's own fusions,
-    and ``norm_ms`` is the time of the norms among them, with additions that they took in; it is the
-    time of the kernels, without what the runtime spends between them.
-    """
-
-    onnxruntime: str
-    threads: int
-    clock: str
-    sessions: int
-    load: float
-    subject: str
-    axis: str
-    size: int
-    method: str
-    rounds: int
-    median_ms: float
-    p10_ms: float
-    p90_ms: float
-    to_stock: float
-    to_stock_p10: float
-    to_stock_p90: float
-    to_better: float
-    nodes: int
-    removed: int
-    executed: int | None
-    norm_ms: float | None
-    folded: int
-    gamma_fused: int
-    beta_fused: int
-    scales_fused: int
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for, append the rows and return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = _options(words)
     subjects = [SUBJECTS[name] for name in options.models]
     cases = [(s, size) for s in subjects for size in _sizes(s, options)]
     end = time.perf_counter() + options.budget
-    rows: list[ModelRow] = []
+    rows: list[Row] = []
     for subject in subjects:
         sizes = [size for other, size in cases if other is subject]
         with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = _measure(subject, sizes, files, share, options)
         append(options.out, measured)
         rows += measured
-    _console.print(_summary(rows))
+    _summarise(rows)
     return 0
 
 
@@ -221,7 +183,7 @@ def _measure(
     files: Mapping[str, File],
     budget: float,
     options: argparse.Namespace,
-) -> list[ModelRow]:
+) -> list[Row]:
     """Measure a subject at its sizes with sessions that are opened several times.
 
     Where a session's memory happens to lie changes the time of its matrix products by tens of
@@ -245,31 +207,32 @@ def _measure(
             seconds[size].append(take_turns(runs, turns))
         del sessions
     profiled = sizes[len(sizes) // 2]
-    rows: list[ModelRow] = []
+    rows: list[Row] = []
     for size in sizes:
         profiles = _profiles(files, options.threads, feeds[size]) if size == profiled else None
         about = _about(subject, size, load, options)
         case = list(rows_of(about, files, profiles, np.concatenate(seconds[size], axis=1)))
-        _console.print(_table(case, profiles))
+        _show(case, profiles)
         rows += case
     return rows
 
 
-_console = Console(width=150)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
-    parser.add_argument("exports", type=Path, nargs="?", default=Path("build") / "bench")
-    parser.add_argument("--models", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
-    parser.add_argument("--sequences", type=int, nargs="+", help="of text, default: 16 128 512")
-    parser.add_argument("--batches", type=int, nargs="+", help="of images, default: 1 8")
-    parser.add_argument("--budget", type=float, default=660.0, help="seconds, default: 660")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--sessions", type=int, default=2, help="openings of each, default: 2")
-    parser.add_argument("--clock", choices=list(_CLOCKS), default="wall")
-    parser.add_argument("--out", type=Path, default=RESULTS / "models.csv")
-    return parser
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    return arguments(
+        __doc__,
+        {
+            "exports": {"type": Path, "nargs": "?", "default": Path("build/bench")},
+            "--models": tuple(SUBJECTS),
+            "--sequences": {"type": int, "nargs": "+", "help": "of text, default: 16 128 512"},
+            "--batches": {"type": int, "nargs": "+", "help": "of images, default: 1 8"},
+            "--budget": 660.0,
+            "--threads": 1,
+            "--sessions": {"type": int, "default": 2, "help": "openings of each, default: 2"},
+            "--clock": {"choices": list(_CLOCKS), "default": "wall"},
+            "--out": RESULTS / "models.csv",
+        },
+        words,
+    )
 
 
 def _sizes(subject: Subject, options: argparse.Namespace) -> tuple[int, ...]:
@@ -306,7 +269,7 @@ def rows_of(
     files: Mapping[str, File],
     profiles: Sequence[Sequence[OperatorTime]] | None,
     seconds: npt.NDArray[np.float64],
-) -> Iterator[ModelRow]:
+) -> Iterator[Row]:
     """Yield the rows of one case from seconds: [method, round]."""
     methods = _methods(files)
     names = [method.name for method in methods]
@@ -314,19 +277,18 @@ def rows_of(
     better = min((seconds[names.index(name)] for name in _BASELINES), key=np.median)
     for index, method in enumerate(methods):
         file, own = files[method.form], seconds[index]
-        p10, median, p90 = np.percentile(1e3 * own, (10, 50, 90))
-        low, ratio, high = np.percentile(stock / own, (10, 50, 90))
         profile = profiles[index] if profiles is not None else None
-        yield ModelRow(
+        # One method on one subject (a model, or its quantized form) at one size. ``nodes`` are the
+        # file's, ``removed`` how many more the original has. At one size of each model runs are
+        # profiled as well: ``executed`` are the nodes that ran, after the runtime's own fusions,
+        # and ``norm_ms`` is the time of the norms among them, with additions that they took in; it
+        # is the time of the kernels, without what the runtime spends between them.
+        yield Row(
             **about,
             method=method.name,
             rounds=own.size,
-            median_ms=round(float(median), 4),
-            p10_ms=round(float(p10), 4),
-            p90_ms=round(float(p90), 4),
-            to_stock=round(float(ratio), 4),
-            to_stock_p10=round(float(low), 4),
-            to_stock_p90=round(float(high), 4),
+            **quantiles(1e3 * own, 4, median_ms=50, p10_ms=10, p90_ms=90),
+            **quantiles(stock / own, 4, to_stock=50, to_stock_p10=10, to_stock_p90=90),
             to_better=round(float(np.median(better / own)), 4),
             nodes=file.nodes,
             removed=files["original"].nodes - file.nodes,
@@ -336,7 +298,6 @@ def rows_of(
             gamma_fused=file.gamma_fused,
             beta_fused=file.beta_fused,
             scales_fused=file.scales_fused,
-            **conditions(),
         )
 
 
@@ -351,30 +312,26 @@ def per_norm_us(profile: Sequence[OperatorTime]) -> float | None:
     return 1e3 * sum(found.milliseconds for found in norms) / count if count else None
 
 
-def _table(rows: Sequence[ModelRow], profiles: Sequence[Sequence[OperatorTime]] | None) -> Table:
-    first = rows[0]
-    table = Table(
-        title=f"{first.subject}, {first.axis} {first.size}, {first.rounds} rounds",
-        title_justify="left",
-    )
-    columns = ("method", "ms", "to stock", "10% - 90%", "to better", "nodes", "removed", "ran")
-    for column in (*columns, "norms ms", "us/norm", "folded", "gammas", "betas", "scales"):
-        table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+def _show(rows: Sequence[Row], profiles: Sequence[Sequence[OperatorTime]] | None) -> None:
+    first, lines = rows[0], []
     for number, row in enumerate(rows):
         each = None if profiles is None else per_norm_us(profiles[number])
-        table.add_row(
-            row.method,
-            f"{row.median_ms:.2f}",
-            f"{row.to_stock:.3f}",
-            f"{row.to_stock_p10:.3f} - {row.to_stock_p90:.3f}",
-            f"{row.to_better:.3f}",
-            *map(str, (row.nodes, row.removed)),
-            "" if row.executed is None else str(row.executed),
-            "" if row.norm_ms is None else f"{row.norm_ms:.3f}",
-            "" if each is None else f"{each:.1f}",
-            *map(str, (row.folded, row.gamma_fused, row.beta_fused, row.scales_fused)),
+        lines.append(
+            (
+                row.method,
+                f"{row.median_ms:.2f}",
+                f"{row.to_stock:.3f}",
+                f"{row.to_stock_p10:.3f} - {row.to_stock_p90:.3f}",
+                f"{row.to_better:.3f}",
+                *(row.nodes, row.removed, row.executed),
+                None if row.norm_ms is None else f"{row.norm_ms:.3f}",
+                None if each is None else f"{each:.1f}",
+                *(row.folded, row.gamma_fused, row.beta_fused, row.scales_fused),
+            )
         )
-    return table
+    columns = ("method", "ms", "to stock", "10% - 90%", "to better", "nodes", "removed", "ran")
+    columns += ("norms ms", "us/norm", "folded", "gammas", "betas", "scales")
+    show(f"{first.subject}, {first.axis} {first.size}, {first.rounds} rounds", columns, lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +344,7 @@ class Reached:
     worst: str
 
 
-def bars(rows: Sequence[ModelRow]) -> Iterator[Reached]:
+def bars(rows: Sequence[Row]) -> Iterator[Reached]:
     """Yield the bars for which something was measured."""
     for bar in _BARS:
         chosen = {
@@ -403,15 +360,17 @@ def bars(rows: Sequence[ModelRow]) -> Iterator[Reached]:
             yield Reached(bar.what, value, bar.least, f"{worst}: {chosen[worst]:.3f}")
 
 
-def _summary(rows: Sequence[ModelRow]) -> Table:
-    table = Table(title="bars (mean: geometric)", title_justify="left")
-    for column in ("", "reached", "bar", "worst case"):
-        table.add_column(column)
-    for reached in bars(rows):
-        style = "green" if reached.value >= reached.least else "red"
-        value = f"[{style}]{reached.value:.3f}[/{style}]"
-        table.add_row(reached.what, value, f"{reached.least:g}", reached.worst)
-    return table
+def _summarise(rows: Sequence[Row]) -> None:
+    lines = [
+        (
+            bar.what,
+            f"{bar.value:.3f}{'' if bar.value >= bar.least else '  MISSED'}",
+            f"{bar.least:g}",
+            bar.worst,
+        )
+        for bar in bars(rows)
+    ]
+    show("bars (mean: geometric)", ("", "reached", "bar", "worst case"), lines)
 
 
 if __name__ == "__main__":

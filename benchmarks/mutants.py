@@ -44,6 +44,7 @@ import numpy as np
 import pytest
 
 from benchmarks.decisions import ROOT, Functions, Mutant, Noted, living, modules, put_in, sample
+from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, read, replace
 
 KNOWN = ROOT / "build" / "mutants"
@@ -263,18 +264,19 @@ def _places(count: int, most: int) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--count", type=int, default=20, help="how many mutants")
-    parser.add_argument("--seed", type=int, default=0, help="which ones")
-    parser.add_argument("--modules", nargs="+", default=[""], help="what their paths begin with")
-    parser.add_argument("--each", type=int, default=3, help="how many parameters of one test")
-    parser.add_argument(
-        "--longest", type=float, default=4, help="seconds of a test; of all its parameters twice"
+    options = arguments(
+        __doc__,
+        {
+            "--count": 20,
+            "--seed": 0,
+            "--modules": {"nargs": "+", "default": [""], "help": "what their paths begin with"},
+            "--each": {"type": int, "default": 3, "help": "how many parameters of one test"},
+            "--longest": {"type": float, "default": 4, "help": "seconds of a test; of all twice"},
+            "--budget": {"type": float, "default": 60, "help": "seconds of tests of a mutant"},
+            "--suites": {"nargs": "*", "help": "the tests to take, not the folders alone"},
+            "--keep": {"type": Path, "default": RESULTS / "mutants.csv", "help": "the verdicts"},
+        },
     )
-    parser.add_argument("--budget", type=float, default=60, help="seconds of tests of a mutant")
-    parser.add_argument("--suites", nargs="*", help="the tests to take, not the folders alone")
-    parser.add_argument("--keep", type=Path, default=RESULTS / "mutants.csv", help="the verdicts")
-    options = parser.parse_args()
     options.modules = tuple(options.modules)
     found = sample(options.count, options.seed)
     modules_of = (each.module for each in found if each.module.startswith(options.modules))

@@ -19,15 +19,15 @@ import argparse
 import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import onnxfold
-from benchmarks.gpu import Budget, device_named, failed
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.gpu import device_named
+from benchmarks.harness import CPU, Budget, arguments, quantiles
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -36,6 +36,8 @@ _WORDS, _POSITIONS = 8192, 512
 _SIDE, _PATCH, _CLASSES = 224, 16, 1000
 # Width, layers, heads; of arXiv 2010.11929 and 2012.12877 (DeiT), and of arXiv 2005.14165.
 _SIZES = {
+    "vit-mini": (128, 4, 4),
+    "gpt-mini": (256, 4, 4),
     "vit-ti": (192, 12, 3),
     "vit-s": (384, 12, 6),
     "vit-b": (768, 12, 12),
@@ -46,28 +48,6 @@ _SHAPES = {"vit": ((1, 0), (8, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
 _FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("short", "onnx"),
           ("rms", "kernels"), ("crms", "kernels"), ("short", "kernels"))  # fmt: skip
 _NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Conditions):
-    """One form of one model at one shape."""
-
-    onnxruntime: str
-    provider: str
-    device: str
-    threads: int
-    model: str
-    batch: int
-    tokens: int
-    form: str
-    target: str
-    rounds: int
-    milliseconds: float
-    ratio: float
-    ratio_25: float
-    ratio_75: float
-    norm_share: float
-    weight_bytes: int
 
 
 def exported(name: str, folder: Path) -> Path:
@@ -132,10 +112,8 @@ def measured(
     for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
         profile = operators(variant, given.threads, providers, {"x": x})
         norms = sum(o.milliseconds for o in profile if any(word in o.name for word in _NORMS))
-        low, middle, high = np.percentile(seconds[0] / own, (25, 50, 75))
         rows.append(
             Row(
-                **conditions(),
                 onnxruntime=onnxruntime.__version__,
                 provider=given.provider,
                 device=device_named(given.provider),
@@ -147,9 +125,7 @@ def measured(
                 target=target,
                 rounds=len(own),
                 milliseconds=round(float(np.median(own)) * 1e3, 3),
-                ratio=round(float(middle), 3),
-                ratio_25=round(float(low), 3),
-                ratio_75=round(float(high), 3),
+                **quantiles(seconds[0] / own, 3, ratio=50, ratio_25=25, ratio_75=75),
                 norm_share=round(norms / sum(o.milliseconds for o in profile), 4),
                 weight_bytes=variant.path.stat().st_size,
             )
@@ -161,44 +137,42 @@ def main() -> int:
     """Measure what the command line asks for; 1 where shapes are left."""
     import onnxruntime
 
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", nargs="*", choices=_SIZES, default=list(_SIZES))
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--provider", default="CPUExecutionProvider")
-    parser.add_argument("--forms", type=Path, help="a folder that keeps the converted models")
-    parser.add_argument("--shapes", nargs="*", help="of each model, as 8x0 or 1x128; else all")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "norm_forms.csv")
-    given = parser.parse_args()
+    given = arguments(
+        __doc__,
+        {
+            "--models": tuple(_SIZES),
+            "--rounds": 11,
+            "--threads": 1,
+            "--provider": CPU,
+            "--forms": {"type": Path, "help": "a folder that keeps the converted models"},
+            "--shapes": {"nargs": "*", "help": "of each model, as 8x0 or 1x128; else all"},
+            "--budget": float("inf"),
+            "--out": RESULTS / "norm_forms.csv",
+        },
+    )
     if given.provider not in onnxruntime.get_available_providers():
         sys.exit(f"onnxruntime {onnxruntime.__version__} has no {given.provider}")
     budget = Budget(given.budget)
-    left = sum(incomplete(name, budget, given) for name in given.models)
-    return int(left > 0)
+    for name in given.models:
+        if not budget.ended(f"{name} is left"):
+            with budget.case(name):
+                complete(name, budget, given)
+    return int(budget.incomplete)
 
 
-def incomplete(name: str, budget: Budget, given: argparse.Namespace) -> bool:
-    """Measure one model; whether a shape of it failed or is left."""
-    if budget.spent:
-        print(f"the budget is spent: {name} is left", flush=True)
-        return True
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            variants = forms_of(exported(name, given.forms or Path(folder)))
-            for batch, tokens in _SHAPES[name[:3]]:
-                if given.shapes is not None and f"{batch}x{tokens}" not in given.shapes:
-                    continue
-                if budget.spent:
-                    print(f"the budget is spent: {name} is left from {batch}x{tokens} on")
-                    return True
-                rows = measured(name, variants, batch, tokens, given)
-                append(given.out, rows)
-                tell(rows)
-    except Exception as error:  # said by name; the others still run
-        failed(name, error)
-        return True
-    return False
+def complete(name: str, budget: Budget, given: argparse.Namespace) -> None:
+    """Measure one model at each shape, as long as the budget lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        variants = forms_of(exported(name, given.forms or Path(folder)))
+        for batch, tokens in _SHAPES[name[:3]]:
+            shape = f"{batch}x{tokens}"
+            if given.shapes is not None and shape not in given.shapes:
+                continue
+            if budget.ended(f"{name} is left from {shape} on"):
+                return
+            rows = measured(name, variants, batch, tokens, given)
+            append(given.out, rows)
+            tell(rows)
 
 
 def tell(rows: list[Row]) -> None:

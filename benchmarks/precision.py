@@ -10,7 +10,6 @@ errors are root mean squares relative to the float64 outputs of the model, in pe
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import tempfile
@@ -24,10 +23,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.harness import CPU, arguments
+from benchmarks.rows import RESULTS, Row, write
 from models.outlier_twins import gamma_twin, pca_twin
 from onnxfold.check.reference import Precision, run
 from onnxfold.errors import OnnxfoldError
@@ -38,6 +37,7 @@ from onnxfold.passes.basis.apply_scale import apply
 from onnxfold.passes.basis.plan import ScaledStream, ScalePlan
 from onnxfold.passes.basis.scale_streams import decide
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.runtime.interleaved_timing import Variant
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.rotation_search import WORTH
 from onnxfold.tuning.steps import STEPS, Context
@@ -46,23 +46,6 @@ ROOT = Path(__file__).resolve().parents[1]
 QUANTISERS = ("int8", "int8-channel", "int4-blocks32")
 CHOOSING, LARGER = 32, 16
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrecisionRow(Conditions):
-    """One model in one precision; ``error`` in percent, inf where an output is not finite.
-
-    ``basis``: of the stream, as it is, rotated, scaled, or with gammas split;
-    ``accuracy``: right ones of ``samples``.
-    """
-
-    onnxruntime: str
-    subject: str
-    basis: str
-    precision: str
-    error: float
-    accuracy: int | None
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +111,7 @@ def outputs(
     source, made = folder / "float.onnx", folder / "reduced.onnx"
     onnx.save(model, source)
     STEPS[precision].apply(source, made, Context(ModelFacts("bert")))
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = ort.InferenceSession(str(made), options, ["CPUExecutionProvider"])
+    session = Variant(made).session(1, [CPU])
     names = [value.name for value in session.get_inputs()]
     return [session.run(None, {name: feed[name] for name in names})[0] for feed in feeds]
 
@@ -158,15 +139,8 @@ def rotated(subject: Subject, precision: str, seeds: int, folder: Path) -> onnx.
     candidates = [subject.model]
     for seed in range(seeds):
         with contextlib.suppress(OnnxfoldError):
-            candidates.append(
-                onnxfold.optimize(
-                    subject.model,
-                    rotate="hadamard",
-                    rotation_seed=seed,
-                    check=0,
-                    allow_split=1 << 30,
-                ).model
-            )
+            options = {"rotate": "hadamard", "rotation_seed": seed, "allow_split": 1 << 30}
+            candidates.append(onnxfold.optimize(subject.model, check=0, **options).model)
     expected = truths(subject, subject.choosing)
     errors = [error(expected, outputs(m, precision, subject.choosing, folder)) for m in candidates]
     worth = min(errors) <= WORTH * errors[0]
@@ -184,14 +158,16 @@ def split(subject: Subject) -> onnx.ModelProto:
     return made.model  # type: ignore[no-any-return]
 
 
-def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[PrecisionRow]:
+def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[Row]:
     """Yield the rows of a model."""
     expected = truths(subject, subject.feeds)
 
-    def row(basis: str, precision: str, model: onnx.ModelProto) -> PrecisionRow:
+    def row(basis: str, precision: str, model: onnx.ModelProto) -> Row:
         found = outputs(model, precision, subject.feeds, folder)
-        return PrecisionRow(
-            **conditions(),
+        # One model in one precision; ``error`` in percent, inf where an output is not finite.
+        # ``basis``: of the stream, as it is, rotated, scaled, or with gammas split; ``accuracy``:
+        # right ones of ``samples``.
+        return Row(
             onnxruntime=version("onnxruntime"),
             subject=subject.name,
             basis=basis,
@@ -215,15 +191,12 @@ def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[PrecisionRow
             yield row("split", precision, split(subject))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, write the rows and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=RESULTS / "precision.csv")
-    chosen = parser.parse_args(arguments)
+    chosen = arguments(__doc__, {"--seeds": 4, "--out": RESULTS / "precision.csv"}, words)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)  # of quantizers
-    made: list[PrecisionRow] = []
+    made: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for subject in subjects():
             for row in rows_of(subject, chosen.seeds, Path(folder)):

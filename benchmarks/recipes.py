@@ -9,69 +9,28 @@ stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma o
 recipes without an export stay. Plans are made for ``--target kernels``. ``python docs/generate.py``
 makes docs/recipes.md from these.
 
-    python -m benchmarks.recipes --small tests/recipes
+    python -m benchmarks.recipes tests/recipes --small
 
 counts the small recipes, of the same blocks and fewer of them, in small_recipes.csv.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, conditions, merge, write
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, merge, write
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
 
 _ANY_SIZE = 1 << 62
 _TARGET = "kernels"  # which moves the most; the others leave what runtimes look for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeRow(Conditions):
-    """Counts of one recipe.
-
-    ``split_foldable`` and ``split_insertions`` are those of ``--allow-split`` without a limit.
-    ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` are the paper's counts, of
-    ``layer_norms``.
-    ``gammas`` and ``betas`` are those that all norms have.
-    """
-
-    recipe: str
-    parameters: int
-    opset: int
-    norms: int
-    layer_norms: int
-    foldable: int
-    inserted_centerings: int
-    split_foldable: int
-    split_insertions: int
-    algorithm1: int
-    algorithm1_embed_centred: int
-    d2: int
-    gammas: int
-    betas: int
-    gamma_fused: int
-    beta_fused: int
-    scales_fused: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallRow(Conditions):
-    """The paper's counts of a small recipe, beside what can fold, of ``layer_norms``."""
-
-    recipe: str
-    layer_norms: int
-    foldable: int
-    algorithm1: int
-    algorithm1_embed_centred: int
-    d2: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +55,14 @@ class AffineRow:
     sentence: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Count the exports in a directory, put them into the three files and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
-    parser.add_argument("exports", type=Path, metavar="DIRECTORY")
-    parser.add_argument("--small", action="store_true", help="small recipes; small_recipes.csv")
-    given = parser.parse_args(arguments)
+    given = arguments(__doc__, {"exports": Path, "--small": False}, words)
     directory: Path = given.exports
     if given.small:
         write(RESULTS / "small_recipes.csv", _small(directory))
         return 0
-    rows: list[RecipeRow] = []
+    rows: list[Row] = []
     left: list[LeftRow] = []
     affine: list[AffineRow] = []
     for name in RECIPES:
@@ -128,15 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _small(directory: Path) -> list[SmallRow]:
+def _small(directory: Path) -> list[Row]:
     rows = []
     for name in RECIPES:
         path = find_export(directory, name)
         summary = {} if path is None else onnxfold.inspect(path, paper=True)["summary"]
         if summary.get("layer_norms"):
-            wanted = [field.name for field in fields(SmallRow) if field.name in summary]
-            counts = {field: summary[field] for field in wanted}
-            rows.append(SmallRow(recipe=name, **counts, **conditions()))
+            wanted = ("layer_norms", "foldable", "algorithm1", "algorithm1_embed_centred", "d2")
+            rows.append(Row(recipe=name, **{field: summary[field] for field in wanted}))
     return rows
 
 
@@ -146,10 +101,13 @@ def find_export(directory: Path, name: str) -> Path | None:
     return next((path for path in places if path.exists()), None)
 
 
-def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
+def _counts(name: str, path: Path, document: dict[str, Any]) -> Row:
     summary, model = document["summary"], document["model"]
     split = onnxfold.inspect(path, target=_TARGET, allow_split=_ANY_SIZE)["summary"]
-    return RecipeRow(
+    # Counts of one recipe. ``split_foldable`` and ``split_insertions`` are those of ``--allow-
+    # split`` without a limit. ``algorithm1``, ``algorithm1_embed_centred`` and ``d2`` are the
+    # paper's counts, of ``layer_norms``. ``gammas`` and ``betas`` are those that all norms have.
+    return Row(
         recipe=name,
         parameters=model["parameters"],
         opset=model["opset"],
@@ -167,7 +125,6 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> RecipeRow:
         gamma_fused=summary["gamma_fused"],
         beta_fused=summary["beta_fused"],
         scales_fused=summary["scales_fused"],
-        **conditions(),
     )
 
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.graphs import model, node
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold.norms import find_norms
 from onnxfold.shapes import infer
 
@@ -29,54 +28,25 @@ __all__ = ["main", "tower"]
 WIDTH = 64
 LAYERS = (1, 2, 6, 12, 24, 48, 96, 500, 1000)
 _RUNS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecognitionRow(Conditions):
-    """Medians over the runs; ``load`` is the load average of the minute before."""
-
-    load: float
-    norms: int
-    nodes: int
-    runs: int
-    view_ms: float
-    find_ms: float
-    find_ms_per_norm: float
+_BLOCK = """ReduceMean x{0} -> u{0}; Sub x{0} u{0} -> d{0}; Pow d{0} two -> q{0};
+ReduceMean q{0} -> v{0}; Add v{0} e -> f{0}; Sqrt f{0} -> s{0}; Div d{0} s{0} -> n{0};
+Mul n{0} g{0} -> m{0}; Add m{0} b{0} -> y{0}; MatMul y{0} w{0} -> z{0}; Add x{0} z{0} -> x{1}"""
 
 
 def tower(layers: int) -> onnx.ModelProto:
     """A residual tower of `layers` norms in the spelling of torch, each with a linear layer."""
     rng = np.random.default_rng(0)
-    nodes: list[onnx.NodeProto] = []
-    constants: dict[str, npt.NDArray[np.float32]] = {
+    weights: dict[str, npt.NDArray[np.float32]] = {
         "two": np.array(2, np.float32),
         "e": np.array(1e-5, np.float32),
     }
-    x = "x0"
     for i in range(layers):
-        for name in ("g", "b"):
-            constants[f"{name}{i}"] = rng.standard_normal(WIDTH).astype(np.float32)
-        constants[f"w{i}"] = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
-        lines = (
-            f"ReduceMean {x} -> u{i}", f"Sub {x} u{i} -> d{i}", f"Pow d{i} two -> q{i}",
-            f"ReduceMean q{i} -> v{i}", f"Add v{i} e -> f{i}", f"Sqrt f{i} -> s{i}",
-            f"Div d{i} s{i} -> n{i}", f"Mul n{i} g{i} -> m{i}", f"Add m{i} b{i} -> y{i}",
-            f"MatMul y{i} w{i} -> z{i}", f"Add {x} z{i} -> x{i + 1}",
-        )  # fmt: skip
-        for line in lines:
-            op_type, *inputs, _, output = line.split()
-            axes = {"axes": [-1]} if op_type == "ReduceMean" else {}
-            nodes.append(helper.make_node(op_type, inputs, [output], name=output, **axes))
-        x = f"x{i + 1}"
-    dims = ["batch", "time", WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "tower",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, dims)],
-        [helper.make_tensor_value_info(x, TensorProto.FLOAT, dims)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        for name, shape in (("g", [WIDTH]), ("b", [WIDTH]), ("w", [WIDTH, WIDTH])):
+            weights[f"{name}{i}"] = rng.standard_normal(shape).astype(np.float32)
+    texts = [t.strip().format(i, i + 1) for i in range(layers) for t in _BLOCK.split(";")]
+    nodes = [node(t, **({"axes": [-1]} if t.startswith("Reduce") else {})) for t in texts]
+    shape = ["batch", "time", WIDTH]
+    return model(nodes, {"x0": shape}, {f"x{layers}": shape}, weights, opset=13)
 
 
 def main() -> int:
@@ -89,8 +59,9 @@ def main() -> int:
         times = [_measured(layers) for _ in range(_RUNS)]
         view_ms, find_ms = (round(median(run[part] for run in times), 3) for part in (0, 1))
         each = round(find_ms / layers, 4)
+        # Medians over the runs; ``load`` is the load average of the minute before.
         rows.append(
-            RecognitionRow(
+            Row(
                 load=load,
                 norms=layers,
                 nodes=11 * layers,
@@ -98,7 +69,6 @@ def main() -> int:
                 view_ms=view_ms,
                 find_ms=find_ms,
                 find_ms_per_norm=each,
-                **conditions(),
             )
         )
         print(f"{layers:>6} {view_ms:>10.1f} {find_ms:>10.1f} {each:>13.2f}")
@@ -108,9 +78,9 @@ def main() -> int:
 
 def _measured(layers: int) -> tuple[float, float]:
     """Return the milliseconds for the view of a tower and for finding its norms."""
-    model = ir.from_proto(tower(layers))
+    made = ir.from_proto(tower(layers))
     start = time.process_time()
-    view = infer(model)
+    view = infer(made)
     viewed = time.process_time()
     sites = find_norms(view)
     found = time.process_time()

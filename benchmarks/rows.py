@@ -1,20 +1,34 @@
-"""Rows of benchmarks/results: the conditions of a measurement, and CSV files of dataclasses."""
+"""Rows of benchmarks/results: what was measured, after the conditions of the measurement."""
 
 from __future__ import annotations
 
 import csv
 import os
 import platform
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from onnxfold import __version__
 
-__all__ = ["RESULTS", "Conditions", "append", "conditions", "merge", "read", "replace", "write"]
+__all__ = [
+    "RESULTS",
+    "Conditions",
+    "Row",
+    "append",
+    "cells",
+    "conditions",
+    "has",
+    "merge",
+    "put",
+    "read",
+    "replace",
+    "write",
+]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -56,55 +70,84 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
+class Row(SimpleNamespace):
+    """The conditions of now, then the columns that are given, in their order."""
+
+    def __init__(self, **columns: Any) -> None:
+        super().__init__(**conditions(), **columns)
+
+
+def cells(row: Any) -> dict[str, Any]:
+    """Return the columns of a row, which may also be a dataclass."""
+    return dict(vars(row)) if isinstance(row, SimpleNamespace) else asdict(row)
+
+
 def write(path: Path, rows: Sequence[Any]) -> None:
-    """Replace the file by these rows, dataclasses of one type."""
-    _put(path, rows, "w", header=True)
+    """Replace the file by these rows, all of the same columns."""
+    made = [cells(row) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _put(path, made, made[0])
 
 
 def append(path: Path, rows: Sequence[Any]) -> None:
     """Add rows to the file; its columns must equal the rows'."""
-    known = path.exists()
-    if known:
-        columns = path.read_text(encoding="utf-8").partition("\n")[0].strip().split(",")
-        if columns != [field.name for field in fields(rows[0])]:
-            raise ValueError(f"{path} has other columns than {type(rows[0]).__name__}")
-    _put(path, rows, "a", header=not known)
+    if not path.exists():
+        write(path, rows)
+        return
+    made = [cells(row) for row in rows]
+    columns = path.read_text(encoding="utf-8").partition("\n")[0].strip().split(",")
+    if columns != list(made[0]):
+        raise ValueError(f"{path} has other columns: {', '.join(columns)}")
+    _put(path, made, columns, "a")
 
 
 def replace(path: Path, row: Any, order: Callable[[dict[str, str]], Any]) -> None:
     """Put a row in the place of the one of the same order, and keep the file in that order."""
-    new = {name: str(value) for name, value in asdict(row).items()}
+    new = _as_text(row)
     kept = [old for old in (read(path) if path.exists() else []) if order(old) != order(new)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(new), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted([*kept, new], key=order))
+    _put(path, sorted([*kept, new], key=order), new)
+
+
+def put(path: Path, rows: Sequence[Any], keys: Sequence[str]) -> None:
+    """Put rows in the place of those with the same ``keys``; the file is whole at every moment."""
+    new = [cells(row) for row in rows]
+    own = {tuple(str(row[key]) for key in keys) for row in new}
+    known = read(path) if path.exists() else []
+    kept = [row for row in known if tuple(row[key] for key in keys) not in own]
+    whole = path.with_name(f".{path.name}")
+    _put(whole, [*kept, *new], new[0])
+    whole.replace(path)
+
+
+def has(path: Path, **wanted: object) -> bool:
+    """Whether the file has a row with these values."""
+    rows = read(path) if path.exists() else []
+    return any(all(row[name] == str(value) for name, value in wanted.items()) for row in rows)
 
 
 def merge(
     path: Path, rows: Sequence[Any], key: str, names: Collection[str], order: Sequence[str]
 ) -> None:
     """Put rows in the place of all whose ``key`` is in ``names``, in the ``order`` of the keys."""
-    new = [{name: str(value) for name, value in asdict(row).items()} for row in rows]
+    new = [_as_text(row) for row in rows]
     known = read(path) if path.exists() else []
     kept = [old for old in known if old[key] in order and old[key] not in names]
-    both = sorted([*kept, *new], key=lambda row: order.index(row[key]))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        names = list(new[0])  # older rows have no number for a column that is new
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(both)
+    # Older rows have no number for a column that is new.
+    _put(path, sorted([*kept, *new], key=lambda row: order.index(row[key])), new[0])
 
 
-def _put(path: Path, rows: Iterable[Any], mode: str, *, header: bool) -> None:
-    rows = list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _as_text(row: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in cells(row).items()}
+
+
+def _put(
+    path: Path, rows: Sequence[dict[str, Any]], columns: Collection[str], mode: str = "w"
+) -> None:
     with path.open(mode, encoding="utf-8", newline="") as file:
-        columns = [field.name for field in fields(rows[0])]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if header:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        if mode == "w":
             writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(rows)
 
 
 def read(path: Path) -> list[dict[str, str]]:

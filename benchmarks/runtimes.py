@@ -13,10 +13,8 @@ Prints the rows and appends them to benchmarks/results/runtimes.csv.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,36 +24,20 @@ import onnx_ir as ir
 from onnxruntime.tools.onnx_model_utils import fix_output_shapes, make_input_shape_fixed
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments, quantiles
+from benchmarks.rows import RESULTS, Row, append
 from benchmarks.subjects import SUBJECTS, Subject, export_of
 from onnxfold import model_io
 from tests.compatibility.environments import ENVIRONMENTS, ready
 from tests.compatibility.subjects import RUNTIMES as ALL
 from tests.compatibility.work import answers
 
-__all__ = ["RuntimeRow", "main"]
+__all__ = ["main"]
 
 RUNTIMES: Final = ("OpenVINO", "tract")
 MODELS: Final = ("vit-b16", "bert-base", "minilm", "gpt2")
 _SIZES: Final = {"sequence": 128, "batch": 1}
 _LIMIT_S = 1200.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeRow(Conditions):
-    """One model in one runtime; `p10` and `p90` are of the rounds' ratios."""
-
-    runtime: str
-    version: str
-    model: str
-    axis: str
-    size: int
-    rounds: int
-    original_ms: float
-    onnx_ms: float
-    ratio: float
-    p10: float
-    p90: float
 
 
 def fixed(source: Path, shapes: dict[str, list[int]], path: Path) -> None:
@@ -68,7 +50,7 @@ def fixed(source: Path, shapes: dict[str, list[int]], path: Path) -> None:
     onnx.save(model, path)
 
 
-def measure(runtime: str, subject: Subject, exports: Path, rounds: int) -> RuntimeRow:
+def measure(runtime: str, subject: Subject, exports: Path, rounds: int) -> Row:
     """Time both files of a model in one process of the runtime."""
     its = next(each for each in ALL if each.name == runtime)
     environment = ready(ENVIRONMENTS[its.environment])
@@ -92,9 +74,8 @@ def measure(runtime: str, subject: Subject, exports: Path, rounds: int) -> Runti
     if answer["outcome"] != "ok":
         raise SystemExit(f"{runtime}, {subject.name}: {answer['text']}")
     original, ours = (np.array(answer["times"][form]) for form in models)
-    p10, ratio, p90 = np.percentile(ours / original, (10, 50, 90))
-    return RuntimeRow(
-        **conditions(),
+    # One model in one runtime; `p10` and `p90` are of the rounds' ratios.
+    return Row(
         runtime=runtime,
         version=environment.version(its.package),
         model=subject.name,
@@ -103,9 +84,7 @@ def measure(runtime: str, subject: Subject, exports: Path, rounds: int) -> Runti
         rounds=len(ours),
         original_ms=round(1e3 * float(np.median(original)), 3),
         onnx_ms=round(1e3 * float(np.median(ours)), 3),
-        ratio=round(float(ratio), 4),
-        p10=round(float(p10), 4),
-        p90=round(float(p90), 4),
+        **quantiles(ours / original, 4, ratio=50, p10=10, p90=90),
     )
 
 
@@ -126,14 +105,18 @@ def described(model: ir.Model, feeds: dict[str, Any], folder: Path) -> list[dict
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("exports", type=Path, nargs="?", default=Path("build") / "bench")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=RUNTIMES)
-    parser.add_argument("--models", nargs="+", choices=tuple(SUBJECTS), default=MODELS)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--out", type=Path, default=RESULTS / "runtimes.csv")
-    given = parser.parse_args(arguments)
+def main(words: Sequence[str] | None = None) -> None:
+    given = arguments(
+        __doc__,
+        {
+            "exports": {"type": Path, "nargs": "?", "default": Path("build/bench")},
+            "--runtimes": RUNTIMES,
+            "--models": {"nargs": "+", "choices": tuple(SUBJECTS), "default": MODELS},
+            "--rounds": 21,
+            "--out": RESULTS / "runtimes.csv",
+        },
+        words,
+    )
     given.exports.mkdir(parents=True, exist_ok=True)
     for runtime in given.runtimes:
         for name in given.models:

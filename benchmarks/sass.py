@@ -14,7 +14,6 @@ an op is above its bar, or registers are spilled.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, write
 
 ROOT = Path(__file__).parents[1]
@@ -391,13 +391,16 @@ def rows_of(dtype: str, sm: int, listing: Listing) -> Iterator[SassRow]:
 
 def main() -> int:
     """Count, write the table; 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sm", type=int, default=90)
-    parser.add_argument("--types", nargs="*", choices=TYPES, default=TYPES)
-    parser.add_argument("--out", type=Path, default=RESULTS / "sass.csv")
-    parser.add_argument("--cubins", type=Path, default=ROOT / "build" / "sass")
-    parser.add_argument("--nvdisasm", default=shutil.which("nvdisasm"))
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        {
+            "--sm": 90,
+            "--types": TYPES,
+            "--out": RESULTS / "sass.csv",
+            "--cubins": ROOT / "build" / "sass",
+            "--nvdisasm": {"default": shutil.which("nvdisasm")},
+        },
+    )
     if options.nvdisasm is None:
         raise SystemExit("needs nvdisasm: pip install nvidia-cuda-nvdisasm, and --nvdisasm PATH")
     options.cubins.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ needs 26 GB of disk.  Rows go to benchmarks/results/scale.csv.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import json
 import os
@@ -25,13 +24,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnxfold
 from benchmarks.disk import DiskRun, disk_to_disk
 from benchmarks.gptj import Size, make
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, append
 
 __all__ = ["main"]
 
@@ -41,7 +40,6 @@ _SIZES = {
     "1.3B": Size(2048, 24),
     "6B": Size(4096, 28),
 }
-_LAYERS = (10, 100, 1000)
 _NARROW = 64
 _MIB = 1024
 _SHARDS = 6
@@ -74,30 +72,18 @@ pathlib.Path(report).write_text(json.dumps(document), encoding="utf-8")
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRow(Conditions):
-    """One measurement of one model; ``bar`` is the largest value that is good enough."""
-
-    load: float
-    model: str
-    parameters: int
-    what: str
-    unit: str
-    value: float
-    bar: float | None
-
-
 class _Table:
     """Prints rows as they are measured, and keeps them."""
 
     def __init__(self) -> None:
-        self.rows: list[ScaleRow] = []
+        self.rows: list[Row] = []
         print(f"{'model':12} {'':58} {'value':>12} {'bar':>8}", flush=True)
 
     def add(
         self, model: str, size: Size, what: str, unit: str, value: float, bar: float | None = None
     ) -> None:
-        row = ScaleRow(
+        # One measurement of one model; ``bar`` is the largest value that is good enough.
+        row = Row(
             load=round(os.getloadavg()[0], 2),
             model=model,
             parameters=size.parameters,
@@ -105,23 +91,26 @@ class _Table:
             unit=unit,
             value=round(value, 4),
             bar=bar,
-            **conditions(),
         )
         self.rows.append(row)
         limit = "" if bar is None else f"{bar:8g}{'' if value <= bar else '  OVER'}"
         print(f"{model:12} {f'{what}, {unit}':58} {value:12.3f} {limit}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and keep the rows; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--sizes", nargs="*", choices=_SIZES, default=list(_SIZES))
-    parser.add_argument("--check", nargs="*", choices=_SIZES, default=[])
-    parser.add_argument("--memory", type=float, help="GB for the check; left out, as by default")
-    parser.add_argument("--layers", type=int, nargs="*", default=list(_LAYERS))
-    parser.add_argument("--runs", type=int, default=3, help="of copying and folding; 0: none")
-    parser.add_argument("--folder", type=Path, default=Path("build") / "scale")
-    options = parser.parse_args(arguments)
+    options = arguments(
+        __doc__,
+        {
+            "--sizes": tuple(_SIZES),
+            "--check": {"nargs": "*", "choices": _SIZES, "default": []},
+            "--memory": {"type": float, "help": "GB for the check; left out, as by default"},
+            "--layers": [10, 100, 1000],
+            "--runs": {"type": int, "default": 3, "help": "of copying and folding; 0: none"},
+            "--folder": Path("build/scale"),
+        },
+        words,
+    )
     compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
     table = _Table()
     options.folder.mkdir(parents=True, exist_ok=True)

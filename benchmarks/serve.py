@@ -38,7 +38,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments, quantiles
+from benchmarks.rows import RESULTS, Row, append
 from benchmarks.subjects import SUBJECTS, export_of, prepare
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
@@ -68,50 +69,26 @@ class _Load:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRow(Conditions):
-    """One model under load: medians over the rounds, with the 10th and 90th percentile.
-
-    ``ratio`` is the optimized model's requests per second to the plain one's; ``batch`` the mean
-    number of rows of a run; ``p50_ms`` and ``p99_ms`` are medians over the rounds.
-    """
-
-    load: float
-    onnxruntime: str
-    mlserver: str
-    model: str
-    file: str
-    client: str
-    clients: int
-    max_batch: int
-    threads: int
-    workers: int
-    rounds: int
-    requests_per_s: float
-    low: float
-    high: float
-    p50_ms: float
-    p99_ms: float
-    batch: float
-    ratio: float
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and keep the rows; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.onnx")
-    parser.add_argument("--inputs", action="append", default=[], metavar="NAME:SHAPE")
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, metavar="NAME")
-    parser.add_argument("--size", type=int, default=128, help="of the axis of the subjects")
-    parser.add_argument("--exports", type=Path, default=Path("build") / "exports")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of load on one file in a round")
-    parser.add_argument("--max-batch", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--perf-analyzer", type=Path, metavar="PROGRAM", help="ask with this")
-    options = parser.parse_args(arguments)
+    options = arguments(
+        __doc__,
+        {
+            "model": {"type": Path, "nargs": "?"},
+            "--inputs": {"action": "append", "default": [], "metavar": "NAME:SHAPE"},
+            "--subjects": {"nargs": "+", "choices": SUBJECTS, "metavar": "NAME"},
+            "--size": {"type": int, "default": 128, "help": "of the axis of the subjects"},
+            "--exports": Path("build/exports"),
+            "--clients": 8,
+            "--rounds": 8,
+            "--seconds": 3.0,
+            "--max-batch": 16,
+            "--threads": 1,
+            "--workers": 1,
+            "--perf-analyzer": {"type": Path, "help": "ask with this program"},
+        },
+        words,
+    )
     with tempfile.TemporaryDirectory() as name:
         for case in _cases(options, Path(name)):
             _measure(options, case, Path(name))
@@ -159,7 +136,7 @@ def _cases(options: argparse.Namespace, folder: Path) -> Iterator[_Case]:
 
 def _rows(
     options: argparse.Namespace, case: _Case, average: float, server: Server, request: Path
-) -> list[ServeRow]:
+) -> list[Row]:
     from importlib.metadata import version
 
     files = tuple(_FORMS)
@@ -175,11 +152,12 @@ def _rows(
     after = {file: _runs(server, file) for file in files}
     rows = []
     for file in files:
-        low, middle, high = np.percentile(rates[file], (10, 50, 90))
         runs, ran = (b - a for a, b in zip(before[file], after[file], strict=True))
+        # One model under load: medians over the rounds, with the 10th and 90th percentile.
+        # ``ratio`` is the optimized model's requests per second to the plain one's; ``batch`` the
+        # mean number of rows of a run; ``p50_ms`` and ``p99_ms`` are medians over the rounds.
         rows.append(
-            ServeRow(
-                **conditions(),
+            Row(
                 load=round(average, 2),
                 onnxruntime=ort.__version__,
                 mlserver=version("mlserver"),
@@ -191,9 +169,7 @@ def _rows(
                 threads=options.threads,
                 workers=options.workers,
                 rounds=options.rounds,
-                requests_per_s=round(float(middle), 1),
-                low=round(float(low), 1),
-                high=round(float(high), 1),
+                **quantiles(rates[file], 1, requests_per_s=50, low=10, high=90),
                 p50_ms=round(float(np.median([load.p50_ms for load in loads[file]])), 3),
                 p99_ms=round(float(np.median([load.p99_ms for load in loads[file]])), 3),
                 batch=round(ran / runs, 2),

@@ -11,21 +11,20 @@ medians.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments, quantiles
+from benchmarks.kernel_methods import chain
+from benchmarks.rows import RESULTS, Row, append
 
 LENGTH, ROWS, SIZE = 24, 128, 768
-NORMS = {"LayerNormalization": ("gamma", "beta"), "SimplifiedLayerNormalization": ("gamma",)}
+NORMS = {"LayerNormalization": "scale bias", "SimplifiedLayerNormalization": "scale"}
 # Runs where nothing but onnxruntime and numpy is installed.
 RUNNER = """
 import json, sys, time
@@ -47,68 +46,27 @@ print(json.dumps([ort.__version__, times]))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkipRow(Conditions):
-    """One version and norm: how long Add and the norm take, in units of Sum and the norm.
-
-    `p10` and `p90` are of the rounds' ratios.
-    """
-
-    onnxruntime: str
-    norm: str
-    add_to_sum: float
-    p10: float
-    p90: float
-
-
-def chain(addition: str, norm: str) -> onnx.ModelProto:
-    """LENGTH pairs of an addition and a norm."""
-    nodes = []
-    for i in range(LENGTH):
-        nodes.append(helper.make_node(addition, [f"y{i}", "s"], [f"t{i}"]))
-        inputs = [f"t{i}", *NORMS[norm]]
-        nodes.append(helper.make_node(norm, inputs, [f"y{i + 1}"], axis=-1, epsilon=1e-5))
-
-    def info(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", ROWS, SIZE])
-
-    weights = {"gamma": np.ones(SIZE, np.float32), "beta": np.zeros(SIZE, np.float32)}
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [info("y0"), info("s")],
-        [info(f"y{LENGTH}")],
-        [numpy_helper.from_array(weights[name], name) for name in NORMS[norm]],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def measure(python: str, norm: str, folder: Path) -> SkipRow:
+def measure(python: str, norm: str, folder: Path) -> Row:
     """Time both additions in one process of this interpreter."""
     paths = []
     for addition in ("Add", "Sum"):
+        link = f"{addition} y{{0}} s -> t{{1}}; {norm} t{{1}} {NORMS[norm]} -> y{{1}}"
         paths.append(str(folder / f"{addition}.onnx"))
-        onnx.save(chain(addition, norm), paths[-1])
+        onnx.save(chain(link, LENGTH, ["batch", ROWS, SIZE], opset=17), paths[-1])
     command = [python, "-c", RUNNER, *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     version, (add, total) = json.loads(done.stdout.splitlines()[-1])
-    ratios = np.array(add[3:]) / np.array(total[3:])
-    p10, p90 = np.percentile(ratios, (10, 90))
-    return SkipRow(
-        **conditions(),
+    # How long Add and the norm take, in units of Sum and the norm; percentiles of the rounds.
+    return Row(
         onnxruntime=version,
         norm=norm,
         add_to_sum=round(float(np.median(add[3:]) / np.median(total[3:])), 3),
-        p10=round(float(p10), 3),
-        p90=round(float(p90), 3),
+        **quantiles(np.array(add[3:]) / np.array(total[3:]), 3, p10=10, p90=90),
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("python", nargs="+")
-    parser.add_argument("--out", type=Path, default=RESULTS / "skip_norms.csv")
-    options = parser.parse_args()
+    options = arguments(__doc__, {"python": {"nargs": "+"}, "--out": RESULTS / "skip_norms.csv"})
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(p, norm, Path(folder)) for p in options.python for norm in NORMS]
     append(options.out, rows)

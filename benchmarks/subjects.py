@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 import onnxfold
 from benchmarks.recipes import find_export
+from models import skeleton
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.operators.functions import SIGNATURES
@@ -23,9 +26,11 @@ __all__ = [
     "File",
     "Subject",
     "export_of",
+    "filled",
     "geometric_mean",
     "prepare",
     "run_optimizer",
+    "scratch_in",
 ]
 
 # Operators that are a norm, with or without an addition in it.
@@ -124,6 +129,23 @@ def export_of(recipe: str, exports: Path, **options: Any) -> Path:
 
         found = export(recipe, exports, **options)
     return found
+
+
+def filled(given: Path, scratch: Path) -> Path:
+    """Return a model, or what a skeleton of one becomes with random weights."""
+    if not skeleton.is_skeleton(given):
+        return given
+    skeleton.fill(given, scratch / "model.onnx")
+    return scratch / "model.onnx"
+
+
+@contextmanager
+def scratch_in(folder: Path | None) -> Iterator[Path]:
+    """Make a folder for files of a moment, in a folder that is made too."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        yield Path(name)
 
 
 def prepare(

@@ -22,7 +22,8 @@ import onnx
 from onnx import numpy_helper
 
 import onnxfold
-from benchmarks.rows import RESULTS, Conditions, append, conditions
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, append
 from onnxfold.errors import VerificationError
 from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.faults import (
@@ -41,7 +42,7 @@ from tests.hostile.faults import (
 from tests.hostile.runs import ROOT, written
 from tests.hostile.seeds import layer_norm_model
 
-__all__ = ["TrustRow", "main"]
+__all__ = ["main"]
 
 _OUTPUT = "out/o.onnx"
 _DIGITS = "models/digits_vit/digits_vit.onnx"
@@ -49,22 +50,6 @@ _RECIPES = ("bert-base", "gpt2", "swin-t")
 _TYPES = (np.float16, np.float32, np.float64)
 _EPSILONS = (0.0, 1e-12, 1e-5)
 _WRITINGS = ((), ("--save-as-external-data",), ("--target", "onnx"), ("--target", "ort"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrustRow(Conditions):
-    """Runs of one case: done, norms left as they were, exit codes 1 and 3, killed by the case."""
-
-    part: str
-    case: str
-    subject: str
-    runs: int
-    done: int
-    left: int
-    refused: int
-    killed: int
-    broken: int
-    wall_s: float
 
 
 @dataclass(slots=True)
@@ -86,17 +71,10 @@ class _Tally:
         if fault:
             print(f"{self.part}, {self.case}, {self.subject}: {fault}", file=sys.stderr)
 
-    def row(self) -> TrustRow:
-        wall_s = round(time.monotonic() - self.started, 1)
-        return TrustRow(
-            **conditions(),
-            part=self.part,
-            case=self.case,
-            subject=self.subject,
-            runs=self.runs,
-            **self.counts,
-            wall_s=wall_s,
-        )
+    def row(self) -> Row:
+        # Runs: done, norms left as they were, exit codes 1 and 3, killed by the case, and broken.
+        about = {"part": self.part, "case": self.case, "subject": self.subject, "runs": self.runs}
+        return Row(**about, **self.counts, wall_s=round(time.monotonic() - self.started, 1))
 
 
 def _subjects() -> list[Subject]:
@@ -323,19 +301,20 @@ _PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    # No `choices`: before Python 3.12 they refuse that none is named.
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="by default all: " + ", ".join(_PARTS)
+    options = arguments(
+        __doc__,
+        {
+            # No `choices`: before Python 3.12 they refuse that none is named.
+            "parts": {"nargs": "*", "help": "by default all: " + ", ".join(_PARTS)},
+            "--every": {"type": int, "default": 3, "help": "interfere before every so many steps"},
+            "--sizes": {"type": int, "default": 20, "help": "disks that are too small"},
+            "--races": {"type": int, "default": 20, "help": "times that two runs are at once"},
+            "--seeds": {"type": int, "default": 20, "help": "of weights in bad condition"},
+            "--results": RESULTS / "trust.csv",
+        },
     )
-    parser.add_argument("--every", type=int, default=3, help="interfere before every so many steps")
-    parser.add_argument("--sizes", type=int, default=20, help="disks that are too small")
-    parser.add_argument("--races", type=int, default=20, help="times that two runs are at once")
-    parser.add_argument("--seeds", type=int, default=20, help="of weights in bad condition")
-    parser.add_argument("--results", type=Path, default=RESULTS / "trust.csv")
-    options = parser.parse_args()
     if unknown := set(options.parts) - set(_PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}")
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="trust-") as folder:
         for part in options.parts or _PARTS:

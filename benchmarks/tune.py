@@ -27,28 +27,25 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import onnxruntime as ort
-from rich.console import Console
-from rich.table import Table
 
 import onnxfold
 from benchmarks.exhaustive import against_best
-from benchmarks.gpu import BUDGET, Budget, device_named, failed
-from benchmarks.rows import RESULTS, Conditions, append, conditions
-from models import skeleton
+from benchmarks.gpu import device_named
+from benchmarks.harness import BUDGET, Budget, arguments, failed, show
+from benchmarks.rows import RESULTS, Row, append
+from benchmarks.subjects import filled, scratch_in
 from onnxfold import model_io
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.tune_result import TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 
-__all__ = ["PRECISIONS", "TuneRow", "main"]
+__all__ = ["PRECISIONS", "main"]
 
 # What `tune` may do with exports of a type; "fp32" keeps the type that they have.
 PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
@@ -60,101 +57,56 @@ PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 _MODELS: Final = ("bert-base", "vit-b16", "gpt2")
 _FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
 _LEAST_S = 20.0  # with less of the budget left no export begins
-_console = Console(width=150)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuneRow(Conditions):
-    """One candidate for one export at one size; ``sequence`` is 0 for images.
-
-    ``ratio`` is how many times as fast as the export it is: the median over rounds with the 10th
-    and 90th percentile, or the median alone where the candidate was not in the final.  ``errors``
-    are the worst of any output and sample, against a float64 run of the export.
-    """
-
-    onnxruntime: str
-    device: str
-    model: str
-    dtype: str
-    batch: int
-    sequence: int
-    samples: int
-    chain: str
-    precision: str
-    kernels: bool
-    status: str
-    winner: bool
-    milliseconds: float | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    errors: str
-    session_nodes: int
-    excluded: int
-    bytes: int
-    seconds: float
-    reason: str
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for and return the exit code."""
-    options = _parser().parse_args(arguments)
-    budget, rows, left = Budget(options.budget), list[TuneRow](), False
+    options = _options(words)
+    budget, rows = Budget(options.budget), list[Row]()
     cases = list(_cases(options))
     try:
         for number, (name, dtype, given) in enumerate(cases):
             seconds = min(options.case, budget.left / (len(cases) - number))
             if budget.left < _LEAST_S:
                 print(f"the budget is spent: {name} {dtype} is left out", flush=True)
-                left = True
+                budget.incomplete = True
                 continue
-            try:
+            with budget.case(f"{name} {dtype}"):
                 case = _tuned(name, dtype, given, seconds, options)
-            except Exception as error:  # said by name; the others still run
-                failed(f"{name} {dtype}", error)
-                left = True
-                continue
-            append(options.out or RESULTS / _FILES[options.device], case)
-            _console.print(_table(case))
-            rows += case
+                append(options.out or RESULTS / _FILES[options.device], case)
+                _show(case)
+                rows += case
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-        left = True
+        budget.incomplete = True
     _summarise(rows)
-    return int(left) if rows else 2
+    return int(budget.incomplete) if rows else 2
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="MODELS")
-    parser.add_argument("--models", nargs="+", default=_MODELS)
-    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "fp16"], default=["fp32", "fp16"])
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument(
-        "--sequence", nargs="+", default=["512"], metavar="N", help="N, or NAME=N for one model"
+def _options(words: Sequence[str] | None) -> argparse.Namespace:
+    return arguments(
+        __doc__,
+        {
+            "folder": Path,
+            "--models": list(_MODELS),
+            "--dtypes": ("fp32", "fp16"),
+            "--batch": 8,
+            "--sequence": {"nargs": "+", "default": ["512"], "help": "N, or NAME=N for one model"},
+            "--inputs": {"nargs": "+", "default": [], "metavar": "MODEL=INPUT:SIZES"},
+            "--samples": {"type": int, "default": 1, "help": "sets of inputs of the check"},
+            "--device": {"choices": ["cuda", "cpu"], "default": "cpu"},
+            "--jobs": {"type": int, "default": 2, "help": "files that are built at once"},
+            "--budget": BUDGET,
+            "--case": {"type": float, "default": 600.0, "help": "seconds of one export, at most"},
+            "--chains": {"nargs": "+", "default": [], "help": "these alone, not those of tune"},
+            "--exhaustive": {"type": float, "help": "seconds for all candidates, on a CPU"},
+            "--scratch": {"type": Path, "help": "folder for the models that are made"},
+            "--reports": {"type": Path, "help": "folder for the report of every export"},
+            "--out": {"type": Path, "help": "default: tune.csv or gpu_tune.csv in results"},
+            "--out-exhaustive": {"type": Path, "help": "default: tune_exhaustive.csv there"},
+        },
+        words,
     )
-    parser.add_argument(
-        "--inputs", nargs="+", default=[], metavar="MODEL=INPUT:SIZES", help="in place of these"
-    )
-    parser.add_argument("--samples", type=int, default=1, help="sets of inputs of the check")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
-    parser.add_argument("--jobs", type=int, default=2, help="files that are built at once")
-    parser.add_argument(
-        "--budget", type=float, default=BUDGET, help="seconds of all, default: %(default)g"
-    )
-    parser.add_argument("--case", type=float, default=600.0, help="seconds of one export, at most")
-    parser.add_argument("--chains", nargs="+", default=[], help="these alone, not those of tune")
-    parser.add_argument(
-        "--exhaustive",
-        type=float,
-        metavar="S",
-        help="seconds for all candidates in turns, on a CPU",
-    )
-    parser.add_argument("--scratch", type=Path, help="folder for the models that are made")
-    parser.add_argument("--reports", type=Path, help="folder for the report of every export")
-    parser.add_argument("--out", type=Path, help="default: tune.csv or gpu_tune.csv in results")
-    parser.add_argument("--out-exhaustive", type=Path, help="default: tune_exhaustive.csv there")
-    return parser
 
 
 def _cases(options: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
@@ -168,15 +120,10 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
 
 def _tuned(
     name: str, dtype: str, given: Path, seconds: float, options: argparse.Namespace
-) -> list[TuneRow]:
+) -> list[Row]:
     """Tune an export and return a row for every candidate."""
-    if options.scratch is not None:
-        options.scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        source = given
-        if skeleton.is_skeleton(given):
-            source = Path(scratch, "model.onnx")
-            skeleton.fill(given, source)
+    with scratch_in(options.scratch) as scratch:
+        source = filled(given, scratch)
         batch, sequence = options.batch, _sequence(name, options.sequence)
         inputs = [t.removeprefix(f"{name}=") for t in options.inputs if t.startswith(f"{name}=")]
         inputs = inputs or [_first_input(source, batch, sequence)]
@@ -199,14 +146,8 @@ def _tuned(
         except TuneFailed as error:  # with a row for everything that was wrong
             failed(f"{name} {dtype}", error)
             result = error.result
-        about = {
-            "onnxruntime": ort.__version__,
-            "model": name,
-            "dtype": dtype,
-            "batch": batch,
-            "sequence": sequence,
-            **conditions(),
-        }
+        about = {"onnxruntime": ort.__version__, "model": name, "dtype": dtype}
+        about |= {"batch": batch, "sequence": sequence}
         if kept is not None and result.winner is not None:
             row = against_best(result, source, kept, inputs, options.exhaustive, about)
             append(options.out_exhaustive or RESULTS / "tune_exhaustive.csv", [row])
@@ -215,7 +156,8 @@ def _tuned(
         options.reports.mkdir(parents=True, exist_ok=True)
         document = json.dumps(result.report, indent=1)
         (options.reports / f"{name}-{dtype}.json").write_text(document, encoding="utf-8")
-    about |= {"device": device_named(options.device), "samples": options.samples}
+    device = {"onnxruntime": ort.__version__, "device": device_named(options.device)}
+    about = {**device, **about, "samples": options.samples}
     return [_row(about, candidate, result) for candidate in result.candidates]
 
 
@@ -233,8 +175,12 @@ def _first_input(path: Path, batch: int, sequence: int) -> str:
     return f"{first.name}:{','.join(map(str, sizes))}"
 
 
-def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> TuneRow:
-    return TuneRow(
+def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> Row:
+    # One candidate for one export at one size; ``sequence`` is 0 for images. ``ratio`` is how many
+    # times as fast as the export it is: the median over rounds with the 10th and 90th percentile,
+    # or the median alone where the candidate was not in the final.  ``errors`` are the worst of any
+    # output and sample, against a float64 run of the export.
+    return Row(
         **about,
         chain=candidate.name,
         precision=candidate.precision.value,
@@ -258,30 +204,27 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _table(rows: Sequence[TuneRow]) -> Table:
+def _show(rows: Sequence[Row]) -> None:
     first = rows[0]
     size = f"{first.batch} x {first.sequence}" if first.sequence else str(first.batch)
-    table = Table(title=f"{first.model} {first.dtype}, {size}", title_justify="left", box=None)
-    table.add_column("chain", no_wrap=True)
-    for column in ("nodes", "ms", "times as fast"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("error or reason", no_wrap=True, max_width=60)
     tried = [row for row in rows if row.status != "skipped"]
-    for row in sorted(tried, key=lambda row: -(row.ratio or 0.0)):
-        right = row.status == "right"
-        table.add_row(
+    lines = [
+        (
             f"{row.chain}{' *' * row.winner}",
-            str(row.session_nodes),
-            "" if row.milliseconds is None else f"{row.milliseconds:.3f}",
+            row.session_nodes,
+            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
             _ratio(row),
-            row.errors if right else f"{row.status}: {row.reason}",
+            row.errors if row.status == "right" else f"{row.status}: {row.reason}",
         )
-    if len(tried) < len(rows):
-        table.caption = f"{len(rows) - len(tried)} were not tried: the budget was spent"
-    return table
+        for row in sorted(tried, key=lambda row: -(row.ratio or 0.0))
+    ]
+    left = len(rows) - len(tried)
+    columns = ("chain", "nodes", "ms", "times as fast", "error or reason")
+    note = f"{left} were not tried: the budget was spent" if left else ""
+    show(f"{first.model} {first.dtype}, {size}", columns, lines, note)
 
 
-def _ratio(row: TuneRow) -> str:
+def _ratio(row: Row) -> str:
     if row.ratio is None:
         return ""
     if row.ratio_low is None:
@@ -289,15 +232,21 @@ def _ratio(row: TuneRow) -> str:
     return f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
 
 
-def _summarise(rows: Sequence[TuneRow]) -> None:
+def _summarise(rows: Sequence[Row]) -> None:
     """Print the winner for every export."""
-    table = Table(title="winners", title_justify="left", box=None)
-    for column in ("model", "type", "winner", "ms", "times as fast", "error"):
-        table.add_column(column, no_wrap=True)
-    for row in (row for row in rows if row.winner):
-        milliseconds = "" if row.milliseconds is None else f"{row.milliseconds:.3f}"
-        table.add_row(row.model, row.dtype, row.chain, milliseconds, _ratio(row), row.errors)
-    _console.print(table)
+    lines = [
+        (
+            row.model,
+            row.dtype,
+            row.chain,
+            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
+            _ratio(row),
+            row.errors,
+        )
+        for row in rows
+        if row.winner
+    ]
+    show("winners", ("model", "type", "winner", "ms", "times as fast", "error"), lines)
 
 
 if __name__ == "__main__":

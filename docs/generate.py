@@ -3,7 +3,7 @@
     python docs/generate.py
 
 writes laws.md, papers.md, parity.md, recipes.md, refusals.md and the tables within README.md,
-theory.md and pipeline.md, each made in docs/pages/; a test fails when one is stale.
+theory.md, training.md and pipeline.md, each made in docs/pages/; a test fails when one is stale.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pages.parts import with_budgets, with_chains, with_deferral, with_tables
 from pages.precision import with_precision
 from pages.recipes import recipes
 from pages.tables import ROOT, read_rows
+from pages.training import with_training
 from pages.tune import with_tune
 
 __all__ = ["main", "pages"]
@@ -41,6 +42,7 @@ def pages() -> dict[Path, str]:
     affine, timed = read_rows("recipes_affine.csv"), read_rows("models.csv")
     docs, readme = ROOT / "docs", ROOT / "README.md"
     theory, pipeline, verify = (docs / f"{name}.md" for name in ("theory", "pipeline", "verify"))
+    training = docs / "training.md"
     return {
         docs / "tune.md": with_tune((docs / "tune.md").read_text(encoding="utf-8")),
         pipeline: with_chains(pipeline.read_text(encoding="utf-8")),
@@ -59,6 +61,7 @@ def pages() -> dict[Path, str]:
             ),
         ),
         docs / "refusals.md": refusals(),
+        training: with_training(training.read_text(encoding="utf-8")),
         theory: with_deferral(theory.read_text(encoding="utf-8")),
         verify: with_budgets(verify.read_text(encoding="utf-8")),
         readme: with_tables(readme.read_text(encoding="utf-8"), rows),

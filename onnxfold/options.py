@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from onnxfold.errors import UsageError
 
+METADATA_KEY = "onnxfold"  # the metadata entry in which a written model names its options
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0

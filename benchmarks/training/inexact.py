@@ -13,7 +13,8 @@ norm folds.  From the same weights, on the same batches, with the same dropout m
 * ``converted``: LayerNorm for half of the steps, then folded, baked, and trained on as RMSNorm.
 
 Norms that do not fold are forced (inexact=True).  A row is a model at a step; ``score``: accuracy,
-share of sentences that are all right, or perplexity.
+share of sentences that are all right, or perplexity.  Rows are added to the file as each seed of a
+task ends, and what the file has is not run again: a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, write
+from benchmarks.rows import Conditions, conditions, has, put, read
 from benchmarks.training import data
 from benchmarks.training.figures import draw
-from benchmarks.training.together import LAYER_NORM, RMS_NORM, options
+from benchmarks.training.together import LAYER_NORM, RMS_NORM, options, with_betas
 from benchmarks.training.transformer import Shape, Transformer
-from onnxfold.torch import RMSNorm, bake, fold
+from onnxfold.torch import bake, fold
 
 KEEP, RECENTRE, CONVERTED = "keep", "recentre", "converted"
 VARIANTS = (LAYER_NORM, RMS_NORM, KEEP, RECENTRE, CONVERTED)
 WIDTHS, LAYERS = {"tiny": 8, "small": 32, "full": 512}, {"tiny": 1, "small": 2, "full": 6}
 STEPS = {
     "digits": {"tiny": 2, "small": 300, "full": 5000},
-    "digits, post-LN": {"tiny": 2, "small": 300, "full": 5000},
-    "categories": {"tiny": 2, "small": 200, "full": 20000},
-    "translation": {"tiny": 2, "small": 700, "full": 20000},
+    "translation": {"tiny": 2, "small": 500, "full": 20000},
     "characters": {"tiny": 2, "small": 300, "full": 50000},
+    "categories": {"tiny": 2, "small": 400, "full": 20000},
+    "digits, post-LN": {"tiny": 2, "small": 300, "full": 5000},
 }
 RATE, DROPOUT, POINTS, HELD_OUT, TOKENS, IGNORED = 2e-3, 0.1, 10, 360, 64, -100
 CATEGORIES = ("government", "learned", "news", "romance")
@@ -57,6 +58,7 @@ class InexactRow(Conditions):
     """A model at a step: ``loss`` of the steps since the last row, the rest on held-out data."""
 
     torch: str
+    threads: int
     task: str
     variant: str
     seed: int
@@ -158,7 +160,7 @@ def categories(scale: str, cache: Path) -> Task:
         len(vocabulary), len(CATEGORIES), TOKENS, width, layers,
         dropout=DROPOUT, causal=False, pooled=True,
     )  # fmt: skip
-    return Task("categories", shape, tokens, labels, 32, accuracy)
+    return Task("categories", shape, tokens, labels, 16, accuracy)
 
 
 def translation(scale: str) -> Task:
@@ -168,13 +170,13 @@ def translation(scale: str) -> Task:
     the end, by the tense and the gender of its subject.
     """
     generator = torch.Generator().manual_seed(0)
-    nouns, verbs, adjectives, count = 12, 8, 8, 20000
+    nouns, verbs, adjectives, count = 24, 12, 12, 20000
 
     def drawn(most: int) -> torch.Tensor:
         return torch.randint(most, (count,), generator=generator)
 
     a1, n1, v, a2, n2, tense = map(drawn, (adjectives, nouns, verbs, adjectives, nouns, 2))
-    gender = torch.arange(nouns) % 2
+    gender = torch.randint(2, (nouns,), generator=generator)
     starts = [0, adjectives, adjectives + nouns, adjectives + nouns + verbs]
     source = [a1, starts[1] + n1, starts[2] + v, a2, starts[1] + n2, starts[3] + tense]
     base = starts[3] + 2
@@ -192,7 +194,7 @@ def translation(scale: str) -> Task:
     wanted = rows[:, 1:].clone()
     wanted[:, : len(source)] = IGNORED
     shape = Shape(end + 1, end + 1, rows.shape[1], WIDTHS[scale], LAYERS[scale], dropout=DROPOUT)
-    return Task("translation", shape, rows[:, :-1], wanted, 64, sentences)
+    return Task("translation", shape, rows[:, :-1], wanted, 32, sentences)
 
 
 def characters(scale: str, cache: Path) -> Task:
@@ -202,16 +204,7 @@ def characters(scale: str, cache: Path) -> Task:
     rows = rows.reshape(-1, TOKENS + 1)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     shape = Shape(128, 128, TOKENS, WIDTHS[scale], LAYERS[scale], dropout=DROPOUT)
-    return Task("characters", shape, rows[:, :-1], rows[:, 1:], 16, perplexity)
-
-
-def with_betas(model: nn.Module) -> nn.Module:
-    """Put RMSNorm in the place of every LayerNorm of a model, with its gamma and beta."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, RMSNorm.of(child))
-    return model
+    return Task("characters", shape, rows[:, :-1], rows[:, 1:], 8, perplexity)
 
 
 class Folds:
@@ -242,13 +235,13 @@ class Folds:
         return made
 
 
-def trained(task: Task, seed: int, folds: Folds, scale: str) -> list[InexactRow]:
+def trained(task: Task, folds: Folds, seed: int, scale: str) -> list[InexactRow]:
     """Train all variants from one seed, side by side."""
     torch.manual_seed(seed)
     model, steps = task.model(), STEPS[task.name][scale]
     models = {
         LAYER_NORM: model,
-        RMS_NORM: with_betas(copy.deepcopy(model)),
+        RMS_NORM: with_betas(model),
         KEEP: folds.of(model, KEEP),
         RECENTRE: folds.of(model, RECENTRE),
         CONVERTED: copy.deepcopy(model),
@@ -278,6 +271,7 @@ def trained(task: Task, seed: int, folds: Folds, scale: str) -> list[InexactRow]
                     InexactRow(
                         **conditions(),
                         torch=torch.__version__,
+                        threads=torch.get_num_threads(),
                         task=task.name,
                         variant=name,
                         seed=seed,
@@ -298,29 +292,34 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=RATE)
 
 
-def _figure(rows: Sequence[InexactRow], path: Path) -> None:
+def _figure(rows: Sequence[dict[str, str]], path: Path) -> None:
     panels = []
-    for task in dict.fromkeys(row.task for row in rows):
+    for task in dict.fromkeys(row["task"] for row in rows):
         lines = {}
         for variant in VARIANTS:
-            chosen = [row for row in rows if (row.task, row.variant) == (task, variant)]
-            steps = list(dict.fromkeys(row.step for row in chosen))
-            means = [mean(r.held_out_loss for r in chosen if r.step == step) for step in steps]
+            chosen = [row for row in rows if (row["task"], row["variant"]) == (task, variant)]
+            steps = sorted({int(row["step"]) for row in chosen})
+            means = [
+                mean(float(r["held_out_loss"]) for r in chosen if r["step"] == str(step))
+                for step in steps
+            ]
             lines[variant] = (steps, means)
         panels.append((f"{task}: held-out loss", lines))
     draw(path, "step", panels)
 
 
-def _say(rows: Sequence[InexactRow]) -> None:
-    last = max(row.step for row in rows)
+def _say(rows: Sequence[dict[str, str]], task: str) -> None:
+    own = [row for row in rows if row["task"] == task]
+    last = str(max(int(row["step"]) for row in own))
     for variant in VARIANTS:
-        found = [row for row in rows if row.variant == variant and row.step == last]
-        scores, losses = [row.score for row in found], [row.held_out_loss for row in found]
+        found = [row for row in own if row["variant"] == variant and row["step"] == last]
+        scores = [float(row["score"]) for row in found]
         spread = stdev(scores) if len(scores) > 1 else 0.0
         print(
-            f"{found[0].task} {variant}: {found[0].folded_norms} folded, {found[0].forced_norms} "
-            f"forced of {found[0].norms}; loss {mean(losses):.4f}, score {mean(scores):.4f} "
-            f"± {spread:.4f}",
+            f"{task} {variant}: {found[0]['folded_norms']} folded, {found[0]['forced_norms']} "
+            f"forced of {found[0]['norms']}; {len(found)} seeds, loss "
+            f"{mean(float(row['held_out_loss']) for row in found):.4f}, score "
+            f"{mean(scores):.4f} ± {spread:.4f}",
             flush=True,
         )
 
@@ -338,17 +337,18 @@ def main(words: list[str] | None = None) -> int:
         "translation": lambda: translation(given.scale),
         "characters": lambda: characters(given.scale, cache),
     }
-    rows: list[InexactRow] = []
-    for name in given.tasks:
-        task = makers[name]()
-        folds = Folds(task)
-        found = [
-            row for seed in range(given.seeds) for row in trained(task, seed, folds, given.scale)
-        ]
-        _say(found)
-        rows += found
-        write(given.out, rows)
-        _figure(rows, given.out.with_suffix(".svg"))
+    tasks: dict[str, tuple[Task, Folds]] = {}
+    for seed in range(given.seeds):
+        for name in given.tasks:
+            if has(given.out, task=name, seed=seed):
+                continue
+            if name not in tasks:
+                task = makers[name]()
+                tasks[name] = task, Folds(task)
+            rows = trained(*tasks[name], seed, given.scale)
+            put(given.out, rows, ("task", "seed"))
+            _say(read(given.out), name)
+    _figure(read(given.out), given.out.with_suffix(".svg"))
     return 0
 
 

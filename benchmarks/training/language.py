@@ -1,19 +1,27 @@
-"""GPT pretraining and fine-tuning in three settings, and angles while GPTs of four sizes train.
+"""GPT pretraining and fine-tuning in six settings, and angles while GPTs of four sizes train.
 
     python -m benchmarks.training.language [--scale small|full] [--seeds 3] [--out ...csv]
 
-The first is the shape of Table 2 of "Enjoy your Layer Normalization ...": a model with LayerNorm is
-pretrained, then fine-tuned with LayerNorm, with RMSNorm in its place, and with centered weights and
-RMSNorm (onnxfold.torch.fold).  The second is section 3.3 of "Geometric interpretation of layer
-normalization ...": four sizes with LayerNorm and with RMSNorm, and at some steps the angle of what
-every norm reads to the uniform vector and to two random ones (``training_angles.csv``).  The data
-are the characters of the Brown corpus; fine-tuning is on its science fiction, a held-out category.
+The first is the shape of Table 2 of "Enjoy your Layer Normalization ...", with dropout as there: a
+model with LayerNorm is pretrained, then fine-tuned, from the same weights with the same masks,
+
+* ``layer_norm``: as it is; ``centred weights``: folded, and the mean taken out of each dropout;
+* ``keep``: folded, with the mean that the dropout leaves in training (fold, dropout="keep");
+* ``baked``: the same, baked: the weights start centred, and train as those of RMSNorm;
+* ``rms_norm with beta``: RMSNorm in the place with gamma and beta; ``rms_norm`` drops the beta.
+
+From scratch, GPTs of characters train in benchmarks.training.inexact.  The second is section 3.3 of
+"Geometric interpretation of layer normalization ...": four sizes with LayerNorm and with RMSNorm,
+and at some steps the angle of what every norm reads to the uniform vector and to two random ones
+(``training_angles.csv``).  The data are the characters of the Brown corpus; fine-tuning is on its
+science fiction, a held-out category.  Rows of a seed are kept as it ends, and not run again.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,25 +31,36 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, write
+from benchmarks.rows import Conditions, conditions, has, put, write
 from benchmarks.training import data
 from benchmarks.training.figures import draw
-from benchmarks.training.together import LAYER_NORM, RMS_NORM, options, train, variants, with_rms
+from benchmarks.training.together import (
+    CENTRED,
+    LAYER_NORM,
+    RMS_NORM,
+    RMS_WITH_BETA,
+    options,
+    train,
+    with_betas,
+    with_rms,
+)
 from benchmarks.training.transformer import Shape, Transformer
-from onnxfold.torch import AnglesCallback
+from onnxfold.torch import AnglesCallback, bake, fold
 
 TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
 TUNED = "science_fiction"
-STEPS = {"tiny": 2, "small": 600, "full": 20000}
-TUNING = {"tiny": 2, "small": 200, "full": 2000}
+KEEP, BAKED, DROPOUT = "keep", "baked", 0.1
+STEPS = {"tiny": 2, "small": 400, "full": 20000}
+TUNING = {"tiny": 2, "small": 100, "full": 2000}
 ANGLE_STEPS = {"tiny": 2, "small": 400, "full": 20000}
-SHAPES = {"tiny": (16, 1), "small": (48, 2), "full": (768, 12)}
+SHAPES = {"tiny": (16, 1), "small": (32, 2), "full": (768, 12)}
 # Width and layers of the four sizes.
 SIZES = {
     "tiny": ((8, 1),),
     "small": ((16, 1), (24, 2), (32, 3), (48, 4)),
     "full": ((256, 4), (512, 8), (768, 12), (1024, 24)),
 }
+PARTS = ("tuning", "angles")
 _HELD_OUT = 64
 
 
@@ -50,7 +69,11 @@ class LanguageRow(Conditions):
     """A model before or after fine-tuning, on held-out text of the category."""
 
     torch: str
+    threads: int
     setting: str
+    width: int
+    layers: int
+    dropout: float
     seed: int
     steps: int
     folded_norms: int
@@ -92,8 +115,8 @@ def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def shape(width: int, layers: int) -> Shape:
-    return Shape(WORDS, WORDS, TOKENS, width, layers)
+def shape(width: int, layers: int, dropout: float = 0.0) -> Shape:
+    return Shape(WORDS, WORDS, TOKENS, width, layers, dropout=dropout)
 
 
 @torch.no_grad()
@@ -102,17 +125,42 @@ def held_out(model: nn.Module, text: torch.Tensor, device: str) -> float:
     return float(loss(model.eval(), rows.to(device)))
 
 
+def settings(model: nn.Module, example: torch.Tensor) -> tuple[dict[str, nn.Module], int]:
+    """Return what a pretrained model is fine-tuned as, and how many norms the fold found."""
+
+    def folded(dropout: str) -> tuple[nn.Module, int]:
+        made = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's, and that it is inexact
+            return made, len(fold(made, (example,), dropout=dropout).folded)
+
+    centred, count = folded("recentre")
+    kept, _ = folded("keep")
+    plain = with_rms(model)
+    own = model.state_dict()
+    plain.load_state_dict({name: own[name] for name in plain.state_dict()})
+    made = {
+        LAYER_NORM: model,
+        CENTRED: centred,
+        KEEP: kept,
+        BAKED: bake(copy.deepcopy(kept)),
+        RMS_WITH_BETA: with_betas(model),
+        RMS_NORM: plain,
+    }
+    return made, count
+
+
 def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRow]:
-    """Pretrain one model, fine-tune it in three settings, and measure it before and after."""
+    """Pretrain one model, fine-tune it in all settings, and measure it before and after."""
     torch.manual_seed(seed)
-    model = Transformer(shape(*SHAPES[given.scale]))
+    width, layers = SHAPES[given.scale]
+    model = Transformer(shape(width, layers, DROPOUT))
     rest = characters([text for name, part in texts.items() if name != TUNED for text in part])
     own = characters(texts[TUNED])
     kept, trained_on = own[: _HELD_OUT * (TOKENS + 1)], own[_HELD_OUT * (TOKENS + 1) :]
     steps = STEPS[given.scale]
     train({LAYER_NORM: model}, batches(rest, steps), loss, RATE, given.device)
-    models, folded = variants(copy.deepcopy(model).cpu(), (rest[None, :TOKENS],))
-    _with_gammas(models[RMS_NORM], model)
+    models, folded = settings(model.cpu(), rest[None, :TOKENS])
     rows = []
     for stage in ("before", "after"):
         if stage == "after":
@@ -124,22 +172,19 @@ def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRo
                 LanguageRow(
                     **conditions(),
                     torch=torch.__version__,
+                    threads=torch.get_num_threads(),
                     setting=f"{name}, {stage} fine-tuning",
+                    width=width,
+                    layers=layers,
+                    dropout=DROPOUT,
                     seed=seed,
                     steps=steps,
-                    folded_norms=folded,
+                    folded_norms=0 if name in (LAYER_NORM, RMS_NORM, RMS_WITH_BETA) else folded,
                     loss=round(value, 5),
                     perplexity=round(math.exp(value), 4),
                 )
             )
     return rows
-
-
-def _with_gammas(rms: nn.Module, model: nn.Module) -> None:
-    """Copy the gammas of the LayerNorms to the RMSNorms that replace them; these lack beta."""
-    state = rms.state_dict()
-    own = model.state_dict()
-    rms.load_state_dict({name: own[name] for name in state})
 
 
 def angles(texts: dict[str, list[str]], given: Any) -> list[AngleRow]:
@@ -208,19 +253,23 @@ def _draw(rows: list[AngleRow], path: Path) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    given = options("language", __doc__, 3).parse_args(words)
+    parser = options("language", __doc__, 5)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    given = parser.parse_args(words)
     torch.set_num_threads(1)
     texts = data.brown(given.data or data.CACHE)
-    rows: list[LanguageRow] = []
-    for seed in range(given.seeds):
-        rows += tuned(texts, seed, given)
-        for row in rows[-6:]:
+    for seed in range(given.seeds if "tuning" in given.parts else 0):
+        if has(given.out, seed=seed, dropout=DROPOUT):
+            continue
+        rows = tuned(texts, seed, given)
+        put(given.out, rows, ("seed", "dropout"))
+        for row in rows:
             print(f"seed {seed} {row.setting}: loss {row.loss}, perplexity {row.perplexity}")
-    write(given.out, rows)
-    found = angles(texts, given)
-    out = given.out.with_name(given.out.name.replace("language", "angles"))
-    write(out, found)
-    _draw(found, out.with_suffix(".svg"))
+    if "angles" in given.parts:
+        found = angles(texts, given)
+        out = given.out.with_name(given.out.name.replace("language", "angles"))
+        write(out, found)
+        _draw(found, out.with_suffix(".svg"))
     return 0
 
 

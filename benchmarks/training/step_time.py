@@ -4,8 +4,7 @@
 
 Forward and backward of one layer, W: [m, p], and its norm over ``rows`` vectors (batch times
 sequence), float32. Section 5.3 of "Enjoy your Layer Normalization ...": centering the weight costs
-m * p, the mean of LayerNorm m * rows, so it pays if rows > p.
-* p, the mean of LayerNorm m * rows, so that it pays where rows > p. ``ratio``: the time with
+m * p, the mean of LayerNorm m * rows, so it pays if rows > p. ``ratio``: the time with
 LayerNorm over the variant's, the median of rounds in which all three are timed in turns, and its
 10th and 90th percentile; above 1 the variant is faster.
 """

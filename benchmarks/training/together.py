@@ -16,11 +16,24 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.rows import RESULTS
-from onnxfold.torch import fold
+from onnxfold.torch import RMSNorm, fold
 
-__all__ = ["CENTRED", "LAYER_NORM", "RMS_NORM", "Run", "options", "train", "variants", "with_rms"]
+__all__ = [
+    "CENTRED",
+    "LAYER_NORM",
+    "RMS_NORM",
+    "RMS_WITH_BETA",
+    "Run",
+    "options",
+    "train",
+    "variants",
+    "with_betas",
+    "with_norms",
+    "with_rms",
+]
 
 LAYER_NORM, CENTRED, RMS_NORM = "layer_norm", "centred weights", "rms_norm"
+RMS_WITH_BETA = "rms_norm with beta"
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -37,11 +50,21 @@ def options(name: str, description: str | None, seeds: int) -> argparse.Argument
 
 def with_rms(model: nn.Module) -> nn.Module:
     """Return a copy with RMSNorm, without beta, in the place of every LayerNorm."""
+    return with_norms(model, lambda norm: nn.RMSNorm(norm.normalized_shape, norm.eps))
+
+
+def with_betas(model: nn.Module) -> nn.Module:
+    """Return a copy with RMSNorm of the same gamma and beta in the place of every LayerNorm."""
+    return with_norms(model, RMSNorm.of)
+
+
+def with_norms(model: nn.Module, norm: Callable[[nn.LayerNorm], nn.Module]) -> nn.Module:
+    """Return a copy with something else in the place of every LayerNorm."""
     made = copy.deepcopy(model)
     for parent in list(made.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.LayerNorm):
-                setattr(parent, name, nn.RMSNorm(child.normalized_shape, child.eps))
+                setattr(parent, name, norm(child))
     return made
 
 

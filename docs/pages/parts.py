@@ -19,6 +19,10 @@ _BEGIN_DEFER, _END_DEFER = (
     "<!-- end of deferral times -->",
 )
 _BEGIN_FORMS, _END_FORMS = "<!-- forms: written by docs/generate.py -->\n", "<!-- end of forms -->"
+_BEGIN_PAID, _END_PAID = (
+    "<!-- break-even: written by docs/generate.py -->\n",
+    "<!-- end of break-even -->",
+)
 _BEGIN_BUDGETS = "<!-- budgets: written by docs/generate.py -->\n"
 _END_BUDGETS = "<!-- end of budgets -->"
 _BEGIN_BEST = "<!-- fewest nodes: written by docs/generate.py -->\n"
@@ -62,7 +66,8 @@ def with_deferral(theory: str) -> str:
     )
     theory = between(theory, _BEGIN_COUNTS, _END_COUNTS, counts)
     theory = between(theory, _BEGIN_DEFER, _END_DEFER, _times(read_rows("defer.csv")))
-    return between(theory, _BEGIN_FORMS, _END_FORMS, _forms(read_rows("norm_forms.csv")))
+    theory = between(theory, _BEGIN_FORMS, _END_FORMS, _forms(read_rows("norm_forms.csv")))
+    return between(theory, _BEGIN_PAID, _END_PAID, _paid(read_rows("break_even.csv")))
 
 
 def with_chains(pipeline: str) -> str:
@@ -89,6 +94,33 @@ def with_budgets(verify: str) -> str:
         for row in read_rows("budgets.csv")
     ]
     return between(verify, _BEGIN_BUDGETS, _END_BUDGETS, table(headings, rows))
+
+
+def _paid(rows: Sequence[Row]) -> str:
+    """Times of small models in each form, and of the fold."""
+    cases: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault((row["model"], row["batch"], row["tokens"]), {})[row["form"]] = row
+
+    def cell(row: Row) -> str:
+        low, middle, high = (float(row[name]) for name in ("ratio_25", "ratio", "ratio_75"))
+        return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+    lines = [
+        (
+            model,
+            batch if tokens == "0" else f"{batch} x {tokens}",
+            f"{float(forms['layer']['milliseconds']):.1f} ms",
+            *(cell(forms[form]) for form in ("rms", "crms", "none")),
+            ", ".join(
+                f"{float(forms['rms'][n]):.2f} s" for n in ("fold_seconds", "checked_seconds")
+            ),
+            f"{forms['rms']['paid_after']} runs" if forms["rms"]["paid_after"] else "not seen",
+        )
+        for (model, batch, tokens), forms in cases.items()
+    ]
+    names = ("RMSNorm", "CRMSNorm", "no norms", "fold, checked fold", "RMSNorm has paid after")
+    return table(("model", "batch", "LayerNorm", *names), lines)
 
 
 def _forms(rows: Sequence[Row]) -> str:

@@ -52,9 +52,9 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     another interface or does not run. A difference is not an error: the result has ``passed``
     False.
     """
+    from onnxfold.check.budget import chosen_budget, precision_of
     from onnxfold.check.compare import verify as compare
     from onnxfold.check.compare import verify_within
-    from onnxfold.check.precisions import chosen_budget, precision_of
     from onnxfold.check.traps import check_order
     from onnxfold.inputs import InputSpec
 

@@ -269,7 +269,6 @@ def _run(
     timer = StageTimer(progress)
     if output is not None and not chosen.dry_run:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
-        model_io.check_format(output)
         model_io.check_destination(output, source=source_path, force=chosen.force)
         model_io.check_replaceable(output, source=source_path, force=chosen.force)
     with timer.stage("load"):
@@ -297,7 +296,6 @@ def _run_inexact(
     check_together(chosen)
     if output is not None:
         source_path = Path(model) if isinstance(model, (str, os.PathLike)) else None
-        model_io.check_format(output)
         model_io.check_destination(output, source=source_path, force=chosen.force)
         model_io.check_replaceable(output, source=source_path, force=chosen.force)
     asked = chosen.scale_streams != "off" or chosen.split_gamma != "off"

@@ -16,13 +16,19 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.budget import distance
-from onnxfold.check.common_values import Common, between, stands_for, tensor_types
+from onnxfold.check.common_values import (
+    Common,
+    between,
+    is_of_file,
+    stands_for,
+    stored_weights,
+    tensor_types,
+)
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, suited
-from onnxfold.check.shown_codes import is_of_file, stored_weights
 from onnxfold.graph import node_label, operator
 
 # A contribution from this share of the whole error on explains it.

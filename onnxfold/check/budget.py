@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxfold.check.criterion import kind_of_number
 from onnxfold.check.error_metrics import OF_LOGITS, applies, differing, errors
@@ -17,6 +18,8 @@ from onnxfold.check.error_metrics import Metric as Metric  # noqa: PLC0414  # a 
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
 from onnxfold.errors import UsageError
+from onnxfold.graph.traversal import all_graphs, all_nodes
+from onnxfold.options import member
 
 # By precision, argued in docs/verify.md.  With independent errors 1 - cos = relative^2 / 2.
 _DEFAULTS = {
@@ -35,6 +38,9 @@ _WORDS = {
     Metric.TOP1: "share of other answers",
     Metric.KL: "KL divergence",
 }
+_INT4 = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
+_INT8 = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
+_HALVES = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +268,46 @@ def _used(held: float, limit: float) -> float:
 
 def _finite(errors: Mapping[Metric, float]) -> dict[str, float | None]:
     return {str(m): value if math.isfinite(value) else None for m, value in errors.items()}
+
+
+def precision_of(model: ir.Model) -> str:
+    """Return the lowest precision of a model's weights: int4, int8, bf16, fp16 or fp32."""
+    if any(node.op_type == "MatMulNBits" and _bits(node) <= 4 for node in all_nodes(model)):
+        return "int4"
+    types = {v.dtype for graph in all_graphs(model) for v in graph.initializers.values()}
+    if types & _INT4:
+        return "int4"
+    if types & _INT8:
+        return "int8"
+    return next((name for kind, name in _HALVES.items() if kind in types), "fp32")
+
+
+def _bits(node: ir.Node) -> int:
+    bits = node.attributes.get("bits")
+    return 4 if bits is None else bits.as_int()
+
+
+def chosen_budget(
+    metrics: Sequence[Metric | str], limits: Sequence[float], changed: ir.Model
+) -> Budget:
+    """Return the budget of some metrics and limits, or of the changed model's precision.
+
+    Raises UsageError for unknown metrics, for unequal numbers of metrics and limits, and if neither
+    limits nor a reduced precision imply a budget.
+    """
+    named = [member(Metric, name, f"metric '{name}'") for name in metrics]
+    if len(set(named)) < len(named):
+        raise UsageError("--metric names one metric twice")
+    if limits:
+        if len(limits) != len(named):
+            raise UsageError(
+                f"--max-error is given {len(limits)} times for {len(named)} of --metric"
+            )
+        return Budget(dict(zip(named, limits, strict=True)))
+    precision = precision_of(changed)
+    if precision == "fp32":
+        raise UsageError(
+            "the changed model is in full precision, which has no default budget: set "
+            "--max-error, or leave --metric out"
+        )
+    return Budget({metric: Budget.default_limit(precision, metric) for metric in named})

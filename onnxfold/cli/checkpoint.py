@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import ExcludeOption, JsonOption, written_file
+from onnxfold.cli.options import ExcludeOption, JsonOption, OverwriteOption, written_file
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 
@@ -41,6 +41,7 @@ def checkpoint(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Plan and print, write nothing.")
     ] = False,
+    force: OverwriteOption = False,
 ) -> None:
     """Fold a Hugging Face checkpoint: the same function, the same files, cheaper norms.
 
@@ -74,7 +75,7 @@ def checkpoint(
     if output is None and not dry_run:
         raise UsageError(f"specify where to write the checkpoint of '{folder}' with -o OUT")
     if report is not None:
-        terminal.check_reports([report])
+        terminal.check_reports([report], force=force)
         if report.suffix != ".json":
             raise UsageError(f"--report {report}: the name must end in .json")
     target = None if dry_run else output

@@ -102,7 +102,7 @@ def convert(
 
     verbosity: Verbosity = context.obj
     output = destination(out, output, dry_run=dry_run)
-    terminal.check_reports(report, model, output)
+    terminal.check_reports(report, model, output, force=force)
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.convert(

@@ -55,7 +55,7 @@ def tell_many(rows: Sequence[FleetRow], reports: Sequence[Path] | None, *, as_js
     """Write and print the report on all models, and exit as the worst of them would have."""
     from onnxfold.report.document import write_report
 
-    document = {"models": [row.to_json() for row in rows]}
+    document = {"schema": 1, "models": [row.to_json() for row in rows]}
     for path in reports or ():
         write_report(path, document)
     if as_json:

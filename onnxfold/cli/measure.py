@@ -14,6 +14,7 @@ from onnxfold.cli import terminal
 from onnxfold.cli.options import (
     JsonOption,
     MemoryOption,
+    OverwriteOption,
     ProvidersOption,
     ReportOption,
     written_file,
@@ -87,6 +88,7 @@ def measure(
     providers: ProvidersOption = None,
     memory: MemoryOption = None,
     as_json: JsonOption = False,
+    force: OverwriteOption = False,
 ) -> None:
     """Measure the geometry of what every norm reads and writes, over data.
 
@@ -102,8 +104,8 @@ def measure(
     from onnxfold import api
     from onnxfold.geometry.reports import as_document, write_measurements
 
-    terminal.check_reports(report, *sources, data, resume)
-    terminal.check_figures(plot)
+    terminal.check_reports(report, *sources, data, resume, force=force)
+    terminal.check_figures(plot, force=force)
     if plot is not None or any(path.suffix == ".html" for path in report or ()):
         from onnxfold.geometry.plots import demand_matplotlib
 

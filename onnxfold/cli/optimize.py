@@ -120,7 +120,7 @@ def optimize(
     if ray is not None:
         raise UsageError("--ray is for several models, which --output-dir takes")
     model, output = _one(paths, output, dry_run=dry_run, force=force)
-    terminal.check_reports(report, model, output, measured)
+    terminal.check_reports(report, model, output, measured, force=force)
     told = {"run": provenance(model, options.given_options(context))} if report or as_json else {}
     if measured is not None:
         told |= _measurement(measured, told)

@@ -40,7 +40,7 @@ def optimize_many(
         raise UsageError("--jobs is for this machine and --ray for a cluster; leave one out")
     check_threads("--jobs", jobs)
     check_many_reports(reports)
-    terminal.check_reports(reports, *given, folder)
+    terminal.check_reports(reports, *given, folder, force=context.params["force"])
     todo = errands(given, None if context.params["dry_run"] else folder)
     work = partial(_optimized, options.words_of(context, without=_OURS))
     shown = shows_lines(verbosity, as_json=as_json)

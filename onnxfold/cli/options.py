@@ -210,6 +210,9 @@ ForceOption = Annotated[
     bool,
     typer.Option("--force", help="Allow OUT to replace IN, or a file that onnxfold did not write."),
 ]
+OverwriteOption = Annotated[
+    bool, typer.Option("--force", help="Replace reports and figures that onnxfold did not write.")
+]
 
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say only errors and warnings.")]

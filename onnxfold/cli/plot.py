@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import ReportOption
+from onnxfold.cli.options import OverwriteOption, ReportOption
 from onnxfold.errors import UsageError
 
 
@@ -25,6 +25,7 @@ def plot(
         typer.Option("--output", "-o", metavar="DIR", help="Write the figures as SVG and PNG."),
     ] = None,
     report: ReportOption = None,
+    force: OverwriteOption = False,
 ) -> None:
     """Draw what was measured: one model, several side by side, or a series over training.
 
@@ -36,8 +37,8 @@ def plot(
     from onnxfold.geometry.plots import demand_matplotlib
     from onnxfold.geometry.reports import read_measurements, write_measurements
 
-    terminal.check_reports(report, *files)
-    terminal.check_figures(output)
+    terminal.check_reports(report, *files, force=force)
+    terminal.check_figures(output, force=force)
     if output is None and not report:
         raise UsageError("specify where to write the figures with -o DIR or --report FILE.html")
     demand_matplotlib()

@@ -63,7 +63,7 @@ def rotate(
     target = destination(out, output, dry_run=False)
     if target is None:
         raise UsageError("specify the output path with -o OUT")
-    terminal.check_reports(report, model, target)
+    terminal.check_reports(report, model, target, force=force)
     with terminal.progress(verbosity, model, target.parent, lines=not as_json):
         result = api.rotate(
             model,

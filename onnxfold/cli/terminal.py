@@ -64,12 +64,15 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
+def check_reports(reports: Sequence[Path] | None, *others: Path | None, force: bool) -> None:
     """Fail before the work if its reports could not be written at the end.
 
-    Raises UsageError for another kind of file and for one of the `others`, which the command reads
-    or writes, ModelError if the folder is not writable.
+    Raises UsageError for another kind of file, for one of the `others`, which the command reads
+    or writes, and for a file that onnxfold did not write, without `force`; ModelError if the folder
+    is not writable.
     """
+    from onnxfold import model_io
+
     for report in reports or ():
         if report.suffix not in (".json", ".html"):
             raise UsageError(f"--report {report}: the name must end in .json or .html")
@@ -81,21 +84,30 @@ def check_reports(reports: Sequence[Path] | None, *others: Path | None) -> None:
             )
         if os.path.exists(report) and not os.access(report, os.W_OK):
             raise ModelError(f"cannot write the report '{report}': the file is not writable")
+    model_io.check_reports_replaceable(reports or (), force=force)
 
 
 def _same_file(a: Path, b: Path) -> bool:
     return os.path.realpath(a) == os.path.realpath(b)
 
 
-def check_figures(folder: Path | None) -> None:
-    """Raise ModelError, before the work, if figures could not be written into a folder."""
+def check_figures(folder: Path | None, *, force: bool) -> None:
+    """Fail before the work if figures could not be written into a folder at the end.
+
+    Raises ModelError if they cannot be written, UsageError for a figure of the same name that
+    onnxfold did not write, without `force`.
+    """
     if folder is None:
         return
+    from onnxfold import model_io
+    from onnxfold.geometry.figures import file_names
+
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ModelError(f"cannot write the figures into '{folder}': it is not a folder")
     there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     if not os.access(there, os.W_OK | os.X_OK):
         raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
+    model_io.check_reports_replaceable((folder / name for name in file_names()), force=force)
 
 
 def is_watched() -> bool:

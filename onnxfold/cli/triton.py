@@ -70,7 +70,7 @@ def triton(
     from onnxfold.serving.triton.repository import Deployment, publish
 
     verbosity: Verbosity = context.obj
-    terminal.check_reports(report, model)
+    terminal.check_reports(report, model, force=force)
     deployment = Deployment(
         repository,
         name,

@@ -142,7 +142,7 @@ def tune(
         "keep_candidates": keep_candidates,
         "force": force,
     }
-    terminal.check_reports(report, model, target)
+    terminal.check_reports(report, model, target, force=force)
     if model.is_dir():
         _folder(model, target, given, ray, verbosity, report, as_json=as_json)
     elif ray is not None:

@@ -20,6 +20,7 @@ _SIDES = (("before", _BEFORE), ("after", _AFTER))
 # Colors of models or norms in one figure; they differ in lightness too.
 _COLOURS = (_BEFORE, _AFTER, _RANDOM_B, "#b0449c", "#c9a227", "#7a5cd0", "#c0392b", "#2aa5a0")
 
+_TRAINING, _SEVERAL = "over_training", "of_models"  # ends of file names
 _ANGLE = "angle, degrees"
 _MOST_NAMES, _LONGEST = 32, 22  # names along the width of a figure, and characters of each
 _DECADE, _LABELLED = 10, (2, 5)  # labels of a logarithmic scale between the powers of 10
@@ -44,9 +45,7 @@ def figures_of(reports: Reports) -> list[Figure]:
         reports = sorted(reports, key=lambda report: report["step"])
     draw, where = (_over_training, _STEPS) if training else (_of_models, _MODELS)
     ends = (
-        ("over_training", "over the steps of training")
-        if training
-        else ("of_models", "of several models")
+        (_TRAINING, "over the steps of training") if training else (_SEVERAL, "of several models")
     )
     return [
         Figure(
@@ -57,6 +56,13 @@ def figures_of(reports: Reports) -> list[Figure]:
         )
         for name, title, how, quantity, label in _QUANTITIES
     ]
+
+
+def file_names() -> list[str]:
+    """Return the names of all files that figures are written to."""
+    names = [name for name, *_ in _OF_ONE]
+    names += [f"{name}_{end}" for name, *_ in _QUANTITIES for end in (_TRAINING, _SEVERAL)]
+    return [f"{name}.{suffix}" for name in names for suffix in ("svg", "png")]
 
 
 def _name_norms(axes: Any, norms: Norms, xlabel: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
 from onnxfold.report.frame import framed
-from onnxfold.report.plain import plain
+from onnxfold.report.inspection import plain
 
 _MADE_UP = "synthetic inputs, which do not describe real data"
 
@@ -17,7 +17,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     reports = plain(reports)
     drawings = [
         f"<section><h2>{figure.title}</h2><p>{figure.how}</p>"
-        f'<div class="scroll">{svg(figure)}</div></section>'
+        f'<div class="figure">{svg(figure)}</div></section>'
         for figure in figures_of(reports)
     ]
     found = [f"<p>{escape(line)}</p>" for report in reports if (line := conclusion(report))]

@@ -24,10 +24,9 @@ from onnxfold.check.compare import verify_within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.measurement import Measuring, measured
 from onnxfold.inputs.data.samples import DEFAULT_ROWS, read_samples
-from onnxfold.model_io import METADATA_KEY
 from onnxfold.model_io.sources import Source, open_source
 from onnxfold.norms import NormKind, find_norms
-from onnxfold.options import Options, bytes_of
+from onnxfold.options import METADATA_KEY, Options, bytes_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.dropping import refuse_dropping
 from onnxfold.passes.lower.finalize import note

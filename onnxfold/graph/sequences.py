@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.operands import computed_by, operands
-from onnxfold.graph.traversal import all_nodes, bodies
+from onnxfold.graph.traversal import all_nodes, bodies, reached
 
 
 def is_unbind(node: ir.Node) -> bool:
@@ -52,16 +52,10 @@ def behind_unbind(model: ir.Model) -> set[ir.Value]:
     """Return all values computed from elements of an unbound tensor."""
     holders = _unbinding(model)
     nodes = (n for n in all_nodes(model) if is_unbind(n) or n.op_identifier() in holders)
-    waiting = [value for node in nodes for value in node.outputs]
-    owners = {body: node for node in all_nodes(model) for body in _graphs(node)} if waiting else {}
-    found: set[ir.Value] = set()
-    while waiting:
-        value = waiting.pop()
-        for reached in _one_step(value, owners):
-            if reached not in found:
-                found.add(reached)
-                waiting.append(reached)
-    return found
+    starts = [value for node in nodes for value in node.outputs]
+    owners = {body: node for node in all_nodes(model) for body in _graphs(node)} if starts else {}
+    first = (value for start in starts for value in _one_step(start, owners))
+    return set(reached(first, lambda value: _one_step(value, owners)))
 
 
 def _unbinding(model: ir.Model) -> set[ir.OperatorIdentifier]:

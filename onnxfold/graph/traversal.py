@@ -1,13 +1,28 @@
-"""Walks over models: every graph, every value, and the declared shape of a value."""
+"""Walks over models: what steps reach, every graph, every value, and its declared shape."""
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+T = TypeVar("T")
+
+
+def reached(starts: Iterable[T], onward: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield the start and everything reachable from it by steps, each once, nearest first."""
+    waiting = deque(dict.fromkeys(starts))
+    seen = set(waiting)
+    while waiting:
+        item = waiting.popleft()
+        yield item
+        new = [each for each in dict.fromkeys(onward(item)) if each not in seen]
+        seen.update(new)
+        waiting.extend(new)
 
 
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:

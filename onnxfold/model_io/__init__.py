@@ -2,23 +2,27 @@
 
 from onnxfold.model_io.data_files import check_sharing
 from onnxfold.model_io.destination import check_destination, file_to_write
-from onnxfold.model_io.external import FileTensor, check_unchanged, read_ahead
+from onnxfold.model_io.external import check_unchanged, read_ahead
+from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show
-from onnxfold.model_io.replacing import METADATA_KEY, check_format, check_replaceable, mark_copy
+from onnxfold.model_io.replacing import (
+    check_replaceable,
+    check_reports_replaceable,
+    mark_copy,
+)
 from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
 from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 
 __all__ = [
     "HAS_EXTERNAL_DATA",
-    "METADATA_KEY",
     "FileTensor",
     "OutputFiles",
     "StagedModel",
     "check_destination",
     "check_embeddable",
-    "check_format",
     "check_replaceable",
+    "check_reports_replaceable",
     "check_sharing",
     "check_unchanged",
     "data_files",

@@ -20,7 +20,7 @@ from typing import BinaryIO, Self
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError
-from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import little_endian, payload
 

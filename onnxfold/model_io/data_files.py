@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.destination import resolved
-from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import slots
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from onnx.serialization import registry
+
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.load import references
 from onnxfold.model_io.messages import show
@@ -11,10 +13,8 @@ from onnxfold.model_io.messages import show
 def resolved(destination: str | os.PathLike[str]) -> Path:
     """Return the destination with its folder resolved.
 
-    A symbolic link at the path itself is kept. a symbolic link at the path itself is kept.
-
-    Writing replaces such a link but not its target: in a cache of blobs the target is shared, and
-    its name is the hash of its content.
+    A symbolic link at the path itself is kept. Writing replaces such a link but not its target: in
+    a cache of blobs the target is shared, and its name is the hash of its content.
     """
     path = Path(destination).absolute()
     return Path(os.path.realpath(path.parent)) / path.name
@@ -46,9 +46,11 @@ def check_destination(
     An existing file is replaced, unless it is the model being read (`source`) and `force` is not
     set.
 
-    Raises UsageError if the path is the source without `force`, or is data that the source uses,
-    and ModelError if the folder is missing or not writable, or the path is not a regular file.
+    Raises UsageError if the name is one of another format, the path is the source without `force`,
+    or it is data that the source uses, and ModelError if the folder is missing or not writable, or
+    the path is not a regular file.
     """
+    _check_format(destination)
     path = file_to_write(destination)
     label = show(path)
     folder = path.parent
@@ -84,3 +86,14 @@ def _check_existing(path: Path, label: str, source: Path | None, force: bool) ->
             raise UsageError(f"{label}: it is the input; choose another output, or --force")
     elif any(os.path.exists(data) and path.samefile(data) for data in references(source)):
         raise UsageError(f"{label}: it contains the weights of the input; choose another output")
+
+
+def _check_format(destination: str | os.PathLike[str]) -> None:
+    """Raise UsageError for a name that onnx or ONNX Runtime would read as another format."""
+    suffix = os.path.splitext(destination)[1]
+    form = registry.get_format_from_file_extension(suffix)
+    if suffix.lower() == ".ort" or form not in (None, "protobuf"):
+        raise UsageError(
+            f"{show(destination)}: OUT is a binary ONNX file, and a name that ends in "
+            f"'{show(suffix)}' is read as another format; name it .onnx"
+        )

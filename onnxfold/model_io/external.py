@@ -1,11 +1,9 @@
-"""Tensors that stay in files: valid references, and how their bytes are mapped."""
+"""References to tensors that stay in files: which are valid, and whether the files are the same."""
 
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -13,143 +11,13 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.model_io import tensor_places, wire
+from onnxfold.model_io.file_tensor import FileTensor, packed_nbytes, stamp
 from onnxfold.model_io.messages import one_line, show
-from onnxfold.model_io.requirements import packed_nbytes
 
-# A mapping costs about 15 us; smaller arrays are read once and kept.
-_KEEP_BYTES = 16384
 # Key of `ir.Model.meta`: the files that a model was read from, and their state at that time.
 _FILES = "onnxfold.files"
 _AHEAD_BYTES = 256 << 20  # about what a disk reads while a model is analyzed
 _LFS_POINTER = b"version https://git-lfs"
-
-
-class _Map(mmap.mmap):
-    """A private map of a read-only file, so that its pages may be dropped."""
-
-
-class FileTensor(ir.ExternalTensor):
-    """A tensor in a file; each array maps just its bytes and unmaps them when it is dropped.
-
-    `ir.ExternalTensor` keeps every map, so resident memory grows with each weight that is read. It
-    also refuses files with several hard links, which package managers create; here `attach` checks
-    once for what it guards against, and a file that has changed since then is refused.
-
-    Raises ModelError on reading if the file is gone or is not the one that was checked.
-    """
-
-    __slots__ = ("_stamp", "in_model")
-
-    def __init__(
-        self,
-        path: Path,
-        status: os.stat_result,
-        offset: int,
-        like: ir.TensorProtocol,
-        *,
-        in_model: bool,
-    ) -> None:
-        super().__init__(
-            os.fspath(path),
-            offset,
-            packed_nbytes(like.dtype, like.size),
-            like.dtype,
-            shape=ir.Shape(like.shape.numpy()),
-            name=like.name or "",
-            doc_string=like.doc_string,
-            metadata_props=dict(like.metadata_props),
-        )
-        self._stamp = _stamp(status)
-        self.in_model = in_model
-
-    def check_unchanged(self, descriptor: int) -> None:
-        """Refuse an open file that is not the one that was loaded."""
-        if _stamp(os.fstat(descriptor)) != self._stamp:
-            raise ModelError(f"{show(self.path)}: the file has changed since it was loaded")
-
-    def numpy(self) -> npt.NDArray[np.generic]:
-        """Return a read-only array of the tensor, mapped from the file."""
-        if self.dtype.bitwidth < 8:
-            packed: ir.PackedTensor[npt.NDArray[np.uint8]]
-            packed = ir.PackedTensor(self._bytes(), self.dtype, shape=self.shape)
-            return packed.numpy()
-        if self._array is not None:
-            return self._array
-        dtype = self.dtype.numpy().newbyteorder("<")
-        array = self._bytes().view(dtype).reshape(self.shape.numpy())
-        if self.nbytes <= _KEEP_BYTES:
-            array = array.copy()
-            array.flags.writeable = False
-            self._array = array
-        return array
-
-    def rows(self, numbers: Iterable[int]) -> npt.NDArray[np.generic]:
-        """Return some rows of axis 0, read and not mapped.
-
-        A system that caches a file in large pages maps the whole page for one byte of it, so
-        scattered reads may make the whole file resident.
-        """
-        shape = self.shape.numpy()
-        nbytes = self.nbytes // max(1, shape[0])
-        pieces: list[bytes] = []
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                self.check_unchanged(file.fileno())
-                for number in numbers:
-                    file.seek((self.offset or 0) + number * nbytes)
-                    pieces.append(file.read(nbytes))
-        except OSError as error:
-            raise ModelError(f"{show(self.path)}: {error.strerror}") from error
-        flat = np.frombuffer(b"".join(pieces), self.dtype.numpy().newbyteorder("<"))
-        return flat.reshape(len(pieces), *shape[1:])
-
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> npt.NDArray[np.generic]:
-        array = self.numpy()
-        if dtype is not None:
-            array = array.astype(dtype, copy=False)
-        return array.copy() if copy else array
-
-    def tobytes(self) -> bytes:
-        """Return the bytes of the tensor, as they are in the file."""
-        return self._bytes().tobytes()
-
-    def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes of the tensor to a file object."""
-        file.write(self._bytes().data)
-
-    def _bytes(self) -> npt.NDArray[np.uint8]:
-        offset = self.offset or 0
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        try:
-            with open(self.path, "rb") as file:
-                self.check_unchanged(file.fileno())
-                if self.nbytes == 0:
-                    return np.empty(0, np.uint8)
-                length = offset + self.nbytes - start
-                mapped = _Map(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
-        except OSError as error:
-            raise ModelError(f"{show(self.path)}: {error.strerror}") from error
-        return np.frombuffer(mapped, np.uint8, count=self.nbytes, offset=offset - start)
-
-
-def release(array: npt.NDArray[np.generic]) -> None:
-    """Drop the pages of an array that `FileTensor` maps from the resident memory.
-
-    They are mapped again when they are read again. Other arrays are not affected.
-    """
-    owner: object = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if not isinstance(owner, _Map) or not array.flags.c_contiguous or not array.size:
-        return
-    if hasattr(mmap, "MADV_DONTNEED"):
-        low = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-        start = low - low % mmap.PAGESIZE
-        owner.madvise(mmap.MADV_DONTNEED, start, low + array.nbytes - start)
 
 
 def model_folders(path: Path) -> tuple[Path, ...]:
@@ -229,7 +97,7 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
             slot.put(FileTensor(path, status, offset, link, in_model=inside is not None))
         for path, used in ranges.items():
             _check_overlap(path, used)
-        model.meta[_FILES] = {os.fspath(path): _stamp(status) for path, status in files.values()}
+        model.meta[_FILES] = {os.fspath(path): stamp(status) for path, status in files.values()}
         return bool(files.keys() - {wire.IN_MODEL})
     except ModelError as error:
         raise ModelError(f"{label}: {one_line(str(error))}") from error
@@ -237,7 +105,7 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
 
 def remember(model: ir.Model, path: Path, status: os.stat_result) -> None:
     """Record the state of a file that the model was read from, for `check_unchanged`."""
-    model.meta.setdefault(_FILES, {})[os.fspath(path)] = _stamp(status)
+    model.meta.setdefault(_FILES, {})[os.fspath(path)] = stamp(status)
 
 
 def read_ahead(model: ir.Model) -> None:
@@ -258,12 +126,12 @@ def check_unchanged(model: ir.Model) -> None:
 
     Raises ModelError if it is gone, or has another size, time or inode than when it was loaded.
     """
-    for path, stamp in model.meta.get(_FILES, {}).items():
+    for path, known in model.meta.get(_FILES, {}).items():
         try:
-            now = _stamp(os.stat(path))
+            now = stamp(os.stat(path))
         except OSError as error:
             raise ModelError(f"{show(path)}: {error.strerror} (it was there)") from error
-        if now != stamp:
+        if now != known:
             raise ModelError(f"{show(path)}: the file has changed since it was loaded; run again")
 
 
@@ -326,7 +194,3 @@ def _check_overlap(path: Path, used: Iterable[tuple[int, int, str]]) -> None:
                 "the offsets are damaged"
             )
         enclosing.append((end, what))
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -3,29 +3,26 @@
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-
-from onnx.serialization import registry
+from types import MappingProxyType
 
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
+from onnxfold.options import METADATA_KEY
 
-METADATA_KEY = "onnxfold"  # the metadata entry of models that this program wrote
 _TUNED = f"{METADATA_KEY}.tune"  # the note of a search
+_MARKS = MappingProxyType(
+    {".html": b"Written by onnxfold.", ".svg": b">onnxfold<", ".png": b"Software\0onnxfold"}
+)
+# A report has one of these keys beside its schema.
+_REPORTED = frozenset({"norms", "models", "candidates", "architecture"})
+_OF_OTHERS = (
+    "{}: it exists, and onnxfold did not write it; give another output, or --force to replace it"
+)
 _COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
-
-
-def check_format(destination: str | os.PathLike[str]) -> None:
-    """Raise UsageError for a name that onnx or ONNX Runtime would read as another format."""
-    suffix = os.path.splitext(destination)[1]
-    form = registry.get_format_from_file_extension(suffix)
-    if suffix.lower() == ".ort" or form not in (None, "protobuf"):
-        raise UsageError(
-            f"{show(destination)}: OUT is a binary ONNX file, and a name that ends in "
-            f"'{show(suffix)}' is read as another format; name it .onnx"
-        )
 
 
 def check_replaceable(
@@ -40,10 +37,14 @@ def check_replaceable(
         return
     if source is not None and os.path.isfile(source) and same_bytes(path, source):
         return
-    raise UsageError(
-        f"{show(path)}: it exists, and onnxfold did not write it; give another output, or --force "
-        "to replace it"
-    )
+    raise UsageError(_OF_OTHERS.format(show(path)))
+
+
+def check_reports_replaceable(reports: Iterable[Path], *, force: bool) -> None:
+    """Raise UsageError for the first existing report or figure of others, without `force`."""
+    for path in reports:
+        if not (force or not os.path.isfile(path) or not os.stat(path).st_size or _is_report(path)):
+            raise UsageError(_OF_OTHERS.format(show(path)))
 
 
 def mark_copy(path: Path) -> None:
@@ -64,6 +65,20 @@ def is_ours(path: Path) -> bool:
         return _TUNED in noted or "target" in json.loads(noted.get(METADATA_KEY, "{}"))
     except (ModelError, TypeError, ValueError):
         return False
+
+
+def _is_report(path: Path) -> bool:
+    """Whether this program wrote the report or figure at a path."""
+    try:
+        content = path.read_bytes()
+        if path.suffix != ".json":
+            return _MARKS[path.suffix] in content
+        document = json.loads(content)
+    except (OSError, ValueError):
+        return False
+    if not isinstance(document, dict):
+        return False
+    return "inspect" in document or ("schema" in document and not _REPORTED.isdisjoint(document))
 
 
 def _stamp(path: Path) -> bytes:

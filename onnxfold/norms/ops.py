@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.operands import operand, operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode

@@ -16,7 +16,9 @@ _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
 )
 # As in text encoders of CLIP, and in float16: it builds Attention around known LayerNormalizations,
 # and at opt_level 0 does not fuse a folded norm with the upstream sum (docs/pipeline.md).
-_FUSE_FIRST = "ONNX Runtime's transformers optimizer goes before onnxfold: {}"
+_FUSE_FIRST = (
+    "if you use ONNX Runtime's transformers optimizer, run it before onnxfold: it fuses {}"
+)
 _HALF_SUMS = "sums in 16 bits"
 _LAST = (
     "other optimizers go before onnxfold, for they look for Add and LayerNormalization, not for "
@@ -51,7 +53,7 @@ def _fuse_first(excluded: Sequence[Mapping[str, Any]]) -> str:
     why = [f"{attentions} attention{'s' if attentions > 1 else ''}"] if attentions else []
     if len(excluded) > attentions:
         why.append(_HALF_SUMS)
-    return _FUSE_FIRST.format(", ".join(why)) if why else ""
+    return _FUSE_FIRST.format(" and ".join(why)) if why else ""
 
 
 def _named(version: tuple[int, int]) -> str:

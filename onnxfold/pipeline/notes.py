@@ -1,18 +1,23 @@
 """Notes about what other tools cannot do with a written file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfold.norms.site import NormForm
 from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.refusal import RefusalCode
+from onnxfold.targets.stripped import is_taken_for_zero
 
 _SPELLED = (WrittenForm.AUTO, WrittenForm.DECOMPOSED)
 _HALVES = (
     "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
     "--target ort keeps one operator"
 )
-_QUANTIZED = "for quantize_static use --norm-form op"  # it quantizes each operator of a norm
+_QUANTIZED = "before quantize_static use --norm-form op"  # it quantizes each operator of a norm
+_EPSILON = (
+    "onnxscript's optimizer treats an epsilon of {:.3g} as 0, so that a row of zeros becomes NaN: "
+    "run it before onnxfold"
+)
 _TAKES_AXES_AS_INPUT = 18  # from here on ReduceMean has them, which onnx2torch does not support
 
 
@@ -21,26 +26,34 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
 
     ``inspection`` is the report's part of that name.
     """
-    if options.convert_to is not None or options.target is not Target.ONNX:
-        return []
     norms = inspection["norms"]
+    if options.convert_to is not None or options.target is Target.ORT:
+        return []
+    if options.target is Target.KERNELS:  # of which that optimizer inlines the functions
+        return _epsilons(norms)
     said = []
+    left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
+    if left:
+        them = "the norm that stays" if left == 1 else f"the {left} norms that stay"
+        said.append(f"--target ort or --norm-form op folds {them} for the sake of other tools")
     if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
         old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
-        said.append(_QUANTIZED if old else f"{_QUANTIZED}, for onnx2torch --norm-form layer")
+        said.append(_QUANTIZED if old else f"{_QUANTIZED}, before onnx2torch --norm-form layer")
+    if options.norm_form in _SPELLED:
+        said += [f"{note}, or use --norm-form op" for note in _epsilons(norms)]
     halves = inspection["summary"]["folded_halves"]
     if halves and options.norm_form in _SPELLED:
         said.append(
             _HALVES.format(f"the {halves} folded norms" if halves > 1 else "the folded norm")
         )
-    left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)
-    if left:
-        stay = "1 norm that could fold stays" if left == 1 else f"{left} norms that could fold stay"
-        said.append(
-            f"{stay} LayerNormalization, which other tools do not take apart; --target ort and "
-            "--norm-form op fold without that"
-        )
     return said
+
+
+def _epsilons(norms: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the smallest epsilon of norms in operators, if onnxscript drops it."""
+    spelled = [norm for norm in norms if _taken_apart(norm) or norm["deferral"]]
+    least = min((norm["epsilon"] for norm in spelled if norm["epsilon"] > 0), default=1.0)
+    return [_EPSILON.format(least)] if is_taken_for_zero(least) else []
 
 
 def _taken_apart(norm: Mapping[str, Any]) -> bool:

@@ -186,14 +186,8 @@ def of_shifting(before: ModelInfo, after: ModelInfo, plan: ShiftingPlan) -> Proo
 def of_scaled_streams(before: ModelInfo, after: ModelInfo, plan: ScalePlan) -> ProofOutcome:
     """Check ``after`` against ``before``; the plan names the constants that took a power of c."""
     scaled = tuple(
-        ScaledWeight(
-            each.place.value,
-            each.place.reader.node,
-            each.place.channels,
-            np.array([stream.factor**each.power]),
-        )
-        for stream in plan.streams
-        for each in stream.places
+        ScaledWeight(place.value, place.reader.node, place.channels, np.array([factor]))
+        for place, factor in plan.factors()
     )
     shown = prove_models(before, after, Certificate(scaled=scaled, rounding=True))
     return ProofOutcome({"scaled_streams": len(plan.streams)}, shown.failures)

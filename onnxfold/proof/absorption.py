@@ -88,7 +88,7 @@ def _over_axes(x: Leaf, size: int, digits: tuple[int, int, int] | None = None) -
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class LayerPart:
     """One layer of a node, with its weight and bias among the leaves of a region."""
 
     layer: LinearLayer
@@ -108,7 +108,7 @@ class AbsorptionRule:
     ``scales`` and ``shifts``: whether some r differs from 1, and some s from 0.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[LayerPart, ...]
     region: Region
     x: Leaf
     reading: Reading
@@ -117,7 +117,12 @@ class AbsorptionRule:
 
     @staticmethod
     def of(
-        parts: tuple[Part, ...], region: Region, x: Leaf, reading: Reading, r: Float64, s: Float64
+        parts: tuple[LayerPart, ...],
+        region: Region,
+        x: Leaf,
+        reading: Reading,
+        r: Float64,
+        s: Float64,
     ) -> AbsorptionRule:
         """Return the rule for a region, for any numbers."""
         changed = (*(leaf for part in parts for leaf in part.leaves), x)
@@ -125,7 +130,9 @@ class AbsorptionRule:
                  for leaf in changed}  # fmt: skip
         others = tuple(leaf for leaf in region.leaves if leaf not in drawn)
         own = tuple(
-            Part(part.layer, drawn[part.weight], None if part.bias is None else drawn[part.bias])
+            LayerPart(
+                part.layer, drawn[part.weight], None if part.bias is None else drawn[part.bias]
+            )
             for part in parts
         )
         return AbsorptionRule(
@@ -221,7 +228,7 @@ class AbsorptionRule:
         ))  # fmt: skip
 
     def _total(
-        self, part: Part, old: Mapping[ir.Value, Drawn], s: Float64, sizes: Sizes
+        self, part: LayerPart, old: Mapping[ir.Value, Drawn], s: Float64, sizes: Sizes
     ) -> Float64:
         inner, outer = (_resized(own, sizes) for own in (part.layer.inner, part.layer.outer))
         if part.weight.u is None:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, Shape, whole_axes
-from onnxfold.proof.fiber_images import images
 from onnxfold.proof.leaf import Leaf
-from onnxfold.proof.mean_proofs import ZeroMeans
+from onnxfold.proof.mean_proofs import ZeroMeans, images
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import Turn
 

@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.check.reference import is_stochastic
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.reached import reached
-from onnxfold.graph.traversal import bodies
+from onnxfold.graph.traversal import bodies, reached
 from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 

@@ -3,7 +3,7 @@
 Nothing depends on a guess: the relation of a pair is tested.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -53,14 +53,26 @@ class Correspondence:
         return value in self._constants
 
     def _name_copies(self, known: Mapping[str, ir.Value]) -> None:
-        """Match copies of constants, whose names extend the original's."""
+        """Match copies of constants, whose names extend the original's.
+
+        A copy of "b" may be named "b.fused.2" though there is a "b.fused": its readers decide.
+        """
         for ref, value in self._after.by_ref().items():
-            stem = ref.rpartition("@")[0] or ref
-            while value not in self.originals and "." in stem and self._after.tensor(value):
-                stem = stem.rpartition(".")[0]
-                old = known.get(stem)
-                if old is not None and self._before.tensor(old) is not None:
-                    self.originals[value] = old
+            if value in self.originals or not self._after.tensor(value):
+                continue
+            stems = [known[stem] for stem in _stems(ref) if stem in known]
+            found = [old for old in stems if self._before.tensor(old) is not None]
+            if found:
+                read = set(self._read_instead(value)) if len(found) > 1 else set()
+                self.originals[value] = next((old for old in found if old in read), found[0])
+
+    def _read_instead(self, value: ir.Value) -> Iterator[ir.Value | None]:
+        """Yield what the original nodes read in the places of a value of the rewritten model."""
+        for use in value.uses():
+            originals = (self.originals.get(output) for output in use.node.outputs)
+            twin = next((u.producer() for u in originals if u is not None), None)
+            if twin is not None and use.idx < len(twin.inputs):
+                yield twin.inputs[use.idx]
 
     def _read_off(self, node: ir.Node) -> None:
         outputs = (self.originals.get(output) for output in node.outputs)
@@ -109,6 +121,14 @@ class Correspondence:
         return self._after.tensor(operand) is None and (
             first is None or second is None or first == second
         )
+
+
+def _stems(ref: str) -> Iterator[str]:
+    """Yield the names that a name extends, the longest first."""
+    stem = ref.rpartition("@")[0] or ref
+    while "." in stem:
+        stem = stem.rpartition(".")[0]
+        yield stem
 
 
 def _constants(view: ModelInfo) -> set[ir.Value]:

@@ -11,7 +11,7 @@ Source: FlashNorm (Graef et al., 2024), section 1.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.proof.absorption import AbsorptionRule, Part, Reading, readings
+from onnxfold.proof.absorption import AbsorptionRule, LayerPart, Reading, readings
 from onnxfold.proof.certificate import Certificate, LinearLayer
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
@@ -34,15 +34,6 @@ from onnxfold.weights.edited import evaluated
 from onnxfold.weights.means import within_rounding
 
 _MOST_AXES = 3
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Claim:
-    """A rule, and r and s of this layer over the channels of its weight."""
-
-    rule: AbsorptionRule
-    r: Float64
-    s: Float64
 
 
 class Absorber:
@@ -91,15 +82,15 @@ class Absorber:
                 if lost and np.any(s):
                     continue
                 rule = AbsorptionRule.of(ordered, region, changed[0], reading, r, s)
-                found = self._checked(_Claim(rule, r, s))
+                found = self._checked(rule, r, s)
                 if found is not None:
                     return found
         return None
 
-    def _part(self, layer: LinearLayer, region: Region) -> Part | None:
+    def _part(self, layer: LinearLayer, region: Region) -> LayerPart | None:
         root = self._values.get(layer.weight)
         weight = next((x for x in region.leaves if x.u is root and x.v is not None), None)
-        return None if weight is None else Part(layer, weight, self._bias(layer, region))
+        return None if weight is None else LayerPart(layer, weight, self._bias(layer, region))
 
     @np.errstate(all="ignore")
     def _into_biases(self, layers: list[LinearLayer], region: Region) -> Relation | None:
@@ -218,16 +209,17 @@ class Absorber:
             raise Unprovable("an operand beside the codes is computed")
         return exact_numbers(tensor)[0]
 
-    def _checked(self, claim: _Claim) -> Relation | None:
-        parts = claim.rule.parts
-        if not all(self._weight_is_scaled(part, claim.r) for part in parts):
+    def _checked(self, rule: AbsorptionRule, r: Float64, s: Float64) -> Relation | None:
+        """Check a rule with r and s of its layers over the channels of their weights."""
+        parts = rule.parts
+        if not all(self._weight_is_scaled(part, r) for part in parts):
             return None
-        axes = self._axes(claim.rule)
+        axes = self._axes(rule)
         if axes is None:
             return None
-        totals = [self._total(part, claim.s) for part in parts]
+        totals = [self._total(part, s) for part in parts]
         if len(parts) == 1 and parts[0].bias is None:
-            rank = self._before.rank(claim.rule.region.pair[0])
+            rank = self._before.rank(rule.region.pair[0])
             return None if rank is None else _along(rank, axes, parts[0].layer.outer, totals[0])
         shown = [
             EQUAL if part.bias is None else self._with_bias(part.bias, total)
@@ -242,7 +234,7 @@ class Absorber:
         value = new.inputs[layer.bias] if new and layer.bias < len(new.inputs) else None
         return next((leaf for leaf in region.leaves if value is not None and leaf.v is value), None)
 
-    def _weight_is_scaled(self, part: Part, r: Float64) -> bool:
+    def _weight_is_scaled(self, part: LayerPart, r: Float64) -> bool:
         weight, inner = part.weight, part.layer.inner
         old, new = self._before.tensor(weight.u), self._after.tensor(weight.v)
         if old is None or new is None:
@@ -254,7 +246,7 @@ class Absorber:
             self.scaled += bool(self._known[key])
         return bool(self._known[key])
 
-    def _total(self, part: Part, s: Float64) -> Float64:
+    def _total(self, part: LayerPart, s: Float64) -> Float64:
         layer, tensor = part.layer, self._before.tensor(part.weight.u)
         if tensor is None or not np.any(s):
             return np.zeros(layer.outer.size * (2 if layer.halves else 1))

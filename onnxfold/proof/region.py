@@ -19,7 +19,6 @@ from onnxfold.graph.equality import numbers_key
 from onnxfold.proof.cone import Cone, Unprovable
 from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
 from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf, drawn_pair
-from onnxfold.proof.positions import positions
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
 
@@ -30,6 +29,11 @@ _MOST_INDEX = 3
 
 
 Pair = tuple[Float64, Float64]
+_LEAST = 5  # every test reaches these positions
+_BEYOND = 2**31 - 1  # to the end, not a position
+_FEW = 64
+_NUMBERS = frozenset({ir.AttributeType.INT, ir.AttributeType.FLOAT})
+_LISTS = frozenset({ir.AttributeType.INTS, ir.AttributeType.FLOATS})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -336,3 +340,33 @@ def _text(attribute: ir.Attr) -> object:
     if attribute.type is ir.AttributeType.TENSOR:
         return numbers_key(attribute.as_tensor().numpy())
     return repr(attribute.value)
+
+
+def positions(
+    nodes: Iterable[ir.Node], constants: Iterable[Drawn], *, floats: bool = False
+) -> frozenset[int]:
+    """Return integers that may be positions along an axis; from floats only on request.
+
+    A test on shorter tensors shows nothing about the elements from such a position on. No table of
+    operators is consulted: every number of an attribute and of a constant may be one.
+    """
+    attributes = (array for node in nodes for array in _attributes(node))
+    arrays = [array for array in (*attributes, *constants) if array.dtype.kind in "iuf"]
+    read = [array for array in arrays if array.dtype.kind != "f" or (floats and array.size <= _FEW)]
+    return frozenset(number for array in read for number in _whole(array))
+
+
+def _attributes(node: ir.Node) -> Iterator[Drawn]:
+    for attribute in node.attributes.values():
+        if attribute.type in _NUMBERS:
+            yield np.array([attribute.value])
+        elif attribute.type in _LISTS:
+            yield np.array(attribute.value)
+        elif attribute.type is ir.AttributeType.TENSOR:
+            yield attribute.as_tensor().numpy()
+
+
+def _whole(array: Drawn) -> Iterator[int]:
+    sizes = np.unique(np.abs(array.astype(np.float64)))
+    sizes = sizes[(sizes >= _LEAST) & (sizes < _BEYOND) & (sizes == np.floor(sizes))]
+    return map(int, sizes)

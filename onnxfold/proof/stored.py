@@ -4,6 +4,7 @@ Neither is whole in memory if every set of a fiber lies within a row; where sets
 are.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
-from onnxfold.graph.stored_rows import paired_rows, stored_rows
+from onnxfold.graph.equality import paired_rows, stored_rows
+from onnxfold.proof.certificate import Certificate
 from onnxfold.proof.relation import Cut, Float64, Relation, Turn, shortened
 from onnxfold.proof.sizes import Drawn
 from onnxfold.weights.edited import EditedTensor, RotatedTensor, float64_chunks, unrounded
@@ -24,9 +26,10 @@ from onnxfold.weights.means import (
     split_digits,
     within_rounding,
 )
-from onnxfold.weights.rotations import rotated
+from onnxfold.weights.rotations import error_of_orthogonality, rotated
 
 Array = npt.NDArray[np.generic]
+_ORTHOGONAL = 2.0**-44  # of R R' - I, whose sums round as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +257,29 @@ def exact_numbers(tensor: ir.TensorProtocol) -> tuple[Drawn, float]:
         if within_rounding(stored, exact, np.abs(exact)):
             return exact, 0.0
     return stored, float(np.max(rounding_of(stored)))
+
+
+class TurnedWeights:
+    """Checks claims that every fiber set of a weight was multiplied by one orthogonal matrix.
+
+    The matrix comes from a certificate: that it is orthogonal, and that the stored numbers are the
+    products, is checked here.
+    """
+
+    def __init__(self, certificate: Certificate):
+        self._claimed: dict[str, list[Turn]] = defaultdict(list)
+        for claim in certificate.turned:
+            self._claimed[claim.weight].append(Turn(claim.fiber, claim.matrix))
+        self._orthogonal: dict[int, bool] = {}
+
+    def relation(self, ref: str, old: ir.TensorProtocol, new: ir.TensorProtocol) -> Relation | None:
+        """Return how a weight was rotated, or None if no claim of it is true."""
+        for turn in self._claimed.get(ref, ()):
+            if self._is_rotation(turn.matrix) and is_rotated(old, new, turn):
+                return Relation(turn=turn)
+        return None
+
+    def _is_rotation(self, matrix: Float64) -> bool:
+        if id(matrix) not in self._orthogonal:
+            self._orthogonal[id(matrix)] = error_of_orthogonality(matrix) <= _ORTHOGONAL
+        return self._orthogonal[id(matrix)]

@@ -17,8 +17,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.operands import operands
-from onnxfold.graph.reached import reached
-from onnxfold.graph.traversal import bodies
+from onnxfold.graph.traversal import bodies, reached
 from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
 from onnxfold.proof.cone import Unprovable
@@ -29,6 +28,7 @@ from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.stored import (
+    TurnedWeights,
     compared,
     fits,
     is_product,
@@ -37,7 +37,6 @@ from onnxfold.proof.stored import (
     resized,
 )
 from onnxfold.proof.tester import Tester
-from onnxfold.proof.turned_weights import TurnedWeights
 from onnxfold.proof.widening import Widening
 
 _MOST_UNKNOWN = 6

@@ -29,7 +29,8 @@ def split(document: Mapping[str, Any] | None) -> Iterator[str]:
     reasons = {refusal["code"]: refusal["sentence"] for refusal in document["refusals"]}
     for code, sentence in reasons.items():
         count = sum(refusal["code"] == code for refusal in document["refusals"])
-        yield f"{count} x {code}: {sentence}"
+        stays = "gamma stays" if count == 1 else "gammas stay"
+        yield f"{count} {stays} ({code}): {sentence}"
 
 
 def rotated(report: Mapping[str, Any]) -> Iterator[str]:

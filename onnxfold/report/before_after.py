@@ -98,13 +98,6 @@ class FigureRow:
         return f"{difference:+,} ({difference / self.before:+.1%})"
 
 
-@dataclass(frozen=True, slots=True)
-class _NormCost:
-    multiplications: int
-    additions: int
-    nbytes: int
-
-
 def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
     """Measure a model, which is not changed; raises ModelError as `prepare`.
 
@@ -132,9 +125,9 @@ def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
         norms=dict(sorted(Counter(norm.kind.value for norm in norms).items())),
         multiplications=sum(product or 0 for product in products),
-        norm_multiplications=sum(cost.multiplications for cost in known),
-        norm_additions=sum(cost.additions for cost in known),
-        norm_bytes=sum(cost.nbytes for cost in known),
+        norm_multiplications=sum(multiplications for multiplications, _, _ in known),
+        norm_additions=sum(additions for _, additions, _ in known),
+        norm_bytes=sum(nbytes for _, _, nbytes in known),
         unknown_products=products.count(None),
         unknown_norms=costs.count(None),
     )
@@ -297,19 +290,19 @@ def _summed(info: ModelInfo, node: ir.Node) -> Shape | None:
     return (first[-2] if turned is not None and turned.as_int() else first[-1],)
 
 
-def _norm_cost(info: ModelInfo, norm: NormSite, free: frozenset[str]) -> _NormCost | None:
-    """Return what one norm computes and moves; None if a size is unknown."""
+def _norm_cost(
+    info: ModelInfo, norm: NormSite, free: frozenset[str]
+) -> tuple[int, int, int] | None:
+    """Return multiplications, additions and bytes of one norm; None if a size is unknown."""
     elements = _elements(info.shape(norm.input), free)
     dtype = norm.input.dtype
     if elements is None or dtype is None:
         return None
     gamma, beta = (_size(info, part) for part in (norm.gamma, norm.beta))
     squares = norm.kind is not NormKind.DYT
-    return _NormCost(
-        multiplications=elements * (squares + 1 + bool(gamma)),
-        additions=elements * (_SUMS.get(norm.kind, _SUMS_WITH_MEAN) + bool(beta)),
-        nbytes=(2 * elements + gamma + beta) * dtype.bitwidth // 8,
-    )
+    multiplications = elements * (squares + 1 + bool(gamma))
+    additions = elements * (_SUMS.get(norm.kind, _SUMS_WITH_MEAN) + bool(beta))
+    return multiplications, additions, (2 * elements + gamma + beta) * dtype.bitwidth // 8
 
 
 def _size(info: ModelInfo, part: Any) -> int:

@@ -17,7 +17,7 @@ from onnxfold.report.before_after import (
 )
 from onnxfold.report.drawing import BECOMES, drawing, fate_of
 from onnxfold.report.frame import breakable, framed
-from onnxfold.report.plain import plain
+from onnxfold.report.inspection import plain
 from onnxfold.report.sentences import folds
 
 _SESSION = "ONNX Runtime joins operators when it loads a file. This is what it then executes."
@@ -104,7 +104,7 @@ def _output(report: Mapping[str, Any]) -> str:
 
 
 def _facts(name: str, heading: str, facts: Sequence[tuple[str, str]]) -> str:
-    rows = "".join(f"<dt>{what}</dt><dd>{escape(value)}</dd>" for what, value in facts)
+    rows = "".join(f"<dt>{what}</dt><dd>{breakable(value)}</dd>" for what, value in facts)
     return f'<section id="{name}"><h2>{heading}</h2><dl class="facts">{rows}</dl></section>'
 
 
@@ -163,7 +163,7 @@ def _norm_table(norms: Sequence[Mapping[str, Any]], measurement: Mapping[str, An
         '<output id="shown" for="filter"></output></p>'
         '<div class="scroll"><table id="norms" class="cards"><thead><tr><th scope="col">norm</th>'
         '<th scope="col">kind</th><th scope="col" class="number">size</th>'
-        '<th scope="col">becomes</th><th scope="col">centred weights, or why not</th></tr></thead>'
+        '<th scope="col">becomes</th><th scope="col">weights centered, or why not</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{_measured_over(measurement)}</section>"
     )
 

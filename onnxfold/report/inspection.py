@@ -1,12 +1,31 @@
-"""The result of ``inspect``: a document for machines that prints as a table."""
+"""The result of ``inspect``: a document for machines that prints as a table of plain text."""
 
 import io
 import shutil
+from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
-from onnxfold.report.plain import plain
+from onnxfold.errors import printable
+from onnxfold.report import sentences
 from onnxfold.wording import worded
+
+_Document = TypeVar("_Document")
+
+
+def plain(document: _Document) -> _Document:
+    """Return a document without invisible characters: names in a model are arbitrary."""
+    return _plain(document)  # type: ignore[return-value]  # every part keeps its type
+
+
+def _plain(part: object) -> object:
+    if isinstance(part, str):
+        return printable(part)
+    if isinstance(part, Mapping):
+        return {_plain(key): _plain(each) for key, each in part.items()}
+    if isinstance(part, list | tuple):
+        return [_plain(each) for each in part]
+    return part
 
 
 class Inspection(dict[str, Any]):
@@ -41,6 +60,6 @@ class Inspection(dict[str, Any]):
             f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
             for *cells, _ in norm_rows(document, full=False)
         )
-        told = norm_lines(document) if document["norms"] else ["no norms"]
+        told = norm_lines(document) if document["norms"] else [sentences.NOTHING]
         lines = "".join(f"<p>{escape(worded(line))}</p>" for line in told)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{lines}"

@@ -36,7 +36,7 @@ def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = F
     for refusal in document.get("unsplit", ()):
         console.print(Text(f"note: {refusal['sentence']}"))
     if not document["norms"]:
-        console.print("no norms")
+        console.print(sentences.NOTHING)
         for line in sentences.centrings(document.get("centrings", ())):
             console.print(Text(line))
         return

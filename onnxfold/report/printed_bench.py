@@ -39,7 +39,7 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
         console.print(Text(_verdict(row, measured[0], letters), style="bold"))
     for row in measured:
         spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
-        console.print(Text(f"{_named(row, letters)}: {spent} ms"))
+        console.print(Text(f"slowest operators of {_named(row, letters)}: {spent} ms"))
     shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
     threads = f"{document['threads']} thread{'' if document['threads'] == 1 else 's'}"
     console.print(

@@ -23,30 +23,44 @@ if TYPE_CHECKING:
 
 _LINES = 15  # of a terminal, in total
 _MOST_OF_REASONS, _LEAST_OF_REASONS = 8, 4
-_LINES_OF_A_REASON = 2
+_LINES_OF_A_REASON = 3
 _NAME = 28  # characters of a name in a reason
 _CAUTION, _TOTAL = "yellow", "bold"
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of text; one that is ``whole`` is never split, because it is meant to be copied.
+    """A line of text.
 
-    ``spare`` lines are dropped if there is not enough room.
+    ``words``: what is meant to be copied, instead of the text; the line is split between them
+    alone, and ends in ``joint`` there.  ``spare`` lines are dropped if there is not enough room.
     """
 
-    text: str
+    text: str = ""
     style: str = ""
-    whole: bool = False
+    words: tuple[str, ...] = ()
+    joint: str = ""
     spare: bool = False
 
     def height(self, console: Console) -> int:
         """Return how many lines of a terminal it fills."""
         from rich.text import Text
 
-        if self.whole:
-            return -(-len(self.text) // console.width)
+        if self.words:
+            return sum(-(-len(line) // console.width) for line in self.lines(console.width))
         return len(Text(self.text).wrap(console, console.width))
+
+    def lines(self, width: int) -> list[str]:
+        """Split the words into lines; only a word longer than a line exceeds the width."""
+        lines = [self.words[0]]
+        for number, word in enumerate(self.words[1:], 2):
+            joint = self.joint if number < len(self.words) else ""
+            if len(f"{lines[-1]} {word}{joint}") <= width:
+                lines[-1] += f" {word}"
+            else:
+                lines[-1] += self.joint
+                lines.append(f"  {word}" if self.joint else word)
+        return lines
 
 
 def print_result(
@@ -90,13 +104,18 @@ def _without_spare(console: Console, lines: Sequence[_Line], room: int) -> list[
 def _print(console: Console, line: _Line) -> None:
     from rich.text import Text
 
-    console.print(Text(line.text), style=line.style, soft_wrap=line.whole)
+    if line.words:
+        for part in line.lines(console.width):
+            console.print(Text(part), style=line.style, soft_wrap=True)
+    else:
+        console.print(Text(line.text), style=line.style)
 
 
 def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
     """Yield the changes of the norms, and the savings of norms and session."""
     inspect = report["inspect"]
-    yield _Line(sentences.totals(inspect["summary"]) if inspect["norms"] else "no norms", _TOTAL)
+    total = sentences.totals(inspect["summary"]) if inspect["norms"] else sentences.NOTHING
+    yield _Line(total, _TOTAL)
     counted = report.get("before_after")
     if counted is not None:
         lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
@@ -120,8 +139,8 @@ def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Lin
 def _by_code(reasons: Sequence[_Line]) -> list[_Line]:
     if not reasons:
         return []
-    codes = "; ".join(sentences.without_sentence(reason.text) for reason in reasons)
-    return [_Line(f"also: {codes} (onnxfold inspect)")]
+    codes = ", ".join(sentences.without_sentence(reason.text) for reason in reasons)
+    return [_Line(f"{codes}: onnxfold inspect has the reasons")]
 
 
 def _brief(console: Console, reason: str) -> str:
@@ -133,7 +152,7 @@ def _brief(console: Console, reason: str) -> str:
     while len(" ".join(words)) > room - console.width // 4:
         del words[-1]
     text = " ".join(words)
-    clause = max(text.rfind("; "), text.rfind(", "))
+    clause = max(map(text.rfind, ("; ", ", ", " (")))
     return text[:clause] if clause > len(text) // 2 else f"{text} …"
 
 
@@ -151,7 +170,8 @@ def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     if "output" in report:
         yield from _output(report, source)
     if report.get("before_after") is not None:
-        yield _Line(sentences.file_nodes(report["before_after"]))
+        line = sentences.file_nodes(report["before_after"])
+        yield _Line(line, spare=sentences.SPELLED not in line)
 
 
 def _evidence(report: Mapping[str, Any]) -> Iterator[_Line]:
@@ -172,26 +192,28 @@ def _evidence(report: Mapping[str, Any]) -> Iterator[_Line]:
 def _output(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     """Yield the location of the file, its requirements, and how to measure the gain."""
     written = report["output"]
-    unchanged = "" if report["changed"] else ", unchanged"
-    path = f"wrote {written['path']}{_beside(written)}, {written['bytes']:,} bytes{unchanged}"
-    yield _Line(path, whole=True)
+    size = f"{written['bytes']:,} bytes{'' if report['changed'] else ', unchanged'}"
+    *files, last = _files(written)
+    yield _Line(words=("wrote", *files, f"{last},", size))
     if report["inspect"]["norms"] and report["changed"]:
         if written.get("advice"):
             yield _Line(written["advice"])
         yield from (_Line(f"note: {note}", spare=True) for note in written.get("notes", ()))
     if report["changed"] and source is not None:
-        command = shlex.join(["onnxfold", "bench", str(source), written["path"]])
-        yield _Line(f"next: {command}", whole=True)
+        command = ("next: onnxfold", "bench", *map(shlex.quote, (str(source), written["path"])))
+        yield _Line(words=command, joint=" \\")
 
 
-def _beside(written: Mapping[str, Any]) -> str:
-    """Name the data files of a written model: one by its path, several by their number."""
+def _files(written: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words on a written model: its path, and the data file, or the number of several."""
     files, shared = written.get("data_files", ()), written.get("shared_data", ())
-    beside = ""
+    yield written["path"]
     if written["data"]:
-        beside = f" and {written['data']}"
-        beside += f" (the first of {len(files)} data files)" if len(files) > 1 else ""
+        yield from ("and", written["data"])
+        if len(files) > 1:
+            yield from f"(the first of {len(files)} data files)".split(" ")
     if shared:
-        others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        beside += f", which needs {shared[0]}{others} beside it"
-    return beside
+        yield from ("with", shared[0])
+        if len(shared) > 1:
+            yield from f"and {len(shared) - 1} more".split(" ")
+        yield from ("beside", "it")

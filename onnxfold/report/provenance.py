@@ -1,5 +1,6 @@
 """The origin of a report: the input and its hash, the versions, the options, the date."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold import __version__
-from onnxfold.model_io.digest import digest
+from onnxfold.errors import ModelError
 
 _PACKAGES = ("onnx", "onnx-ir", "numpy", "onnxruntime", "onnxruntime-gpu")
 
@@ -29,6 +30,18 @@ def provenance(model: Path, options: Mapping[str, str]) -> dict[str, Any]:
         "options": dict(options),
         "date": _now().isoformat(timespec="seconds"),
     }
+
+
+def digest(path: Path) -> tuple[str, int]:
+    """Return the sha256 of a file, and its size in bytes; data files are not included.
+
+    Raises ModelError if the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from error
 
 
 def _versions() -> dict[str, str]:

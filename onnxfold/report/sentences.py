@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+NOTHING = "no norms: nothing to fold"
+SPELLED = "the six of an RMSNorm become one in a session"
 _NO_MEAN = frozenset({"already_rms", "not_centred_norm"})
 _KINDS_WITHOUT_MEAN = {"rms_norm": "RMSNorm", "l2_norm": "L2 norm", "dyt": "DyT"}
 
@@ -75,11 +77,10 @@ def priced(report: Mapping[str, Any]) -> str | None:
     prices = report["inspect"]["prices"]
     free = ""
     if report["before_after"]["free_dimensions"]:
-        each = f"{prices['operator_us']:g} µs of each operator"
-        free = f", for 1 in the place of each size that is free and beside {each}"
+        free = f" (each free size counted as 1), and {prices['operator_us']:g} µs for each operator"
     return (
-        f"a session executes {counted(more, 'operator')} more: by the plan's prices, of one "
-        f"thread, these take {prices['spent_us']:.3g} µs and save {prices['saved_us']:.3g} µs{free}"
+        f"estimate for its {more} more: they save {prices['saved_us']:.3g} µs and take "
+        f"{prices['spent_us']:.3g} µs{free}"
     )
 
 
@@ -121,8 +122,8 @@ def claimed(document: Mapping[str, Any]) -> str | None:
     inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
     return (
         f"{counted(claims['count'], 'shape')} that the model declares cannot be confirmed and "
-        f"{'is' if claims['count'] == 1 else 'are'} believed; the worst: '{worst['value']}' is "
-        f"declared {_sizes(worst['claimed'])}, inference finds {inferred}"
+        f"{'is' if claims['count'] == 1 else 'are'} believed, as of '{worst['value']}': declared "
+        f"{_sizes(worst['claimed'])}, inferred {inferred}"
     )
 
 
@@ -137,7 +138,8 @@ def untrue(document: Mapping[str, Any]) -> list[str]:
 
 
 def _sizes(shape: Sequence[int | str | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    shown = ("?" if size is None or "@" in str(size) else str(size) for size in shape)
+    return f"[{', '.join(shown)}]"  # a name with @ is of the inference's own making
 
 
 def counted(number: int, thing: str) -> str:
@@ -198,7 +200,7 @@ def file_nodes(document: Mapping[str, Any]) -> str:
     spelled = after["operators"].get("Pow", 0) > before["operators"].get("Pow", 0)
     session = after.get("session_operators")
     if spelled and (session is None or "SimplifiedLayerNormalization" in " ".join(session)):
-        line += "; the six of an RMSNorm become one in a session"
+        line += f"; {SPELLED}"
     return line
 
 
@@ -234,7 +236,7 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
 
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each refusal code: its count, and the sentence of the first norm."""
+    """Return a line for each refusal code: the number of norms, and the sentence of the first."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for row in norms:
@@ -242,7 +244,16 @@ def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
         if reason and not without_mean(row):
             counts[reason["code"]] += 1
             first.setdefault(reason["code"], _of_norm(reason, row))
-    return [f"{count} x {code}: {first[code]}" for code, count in counts.most_common()]
+    return [_of_code(_stay(n, "norm"), code, first[code]) for code, n in counts.most_common()]
+
+
+def _of_code(head: str, code: str, sentence: str) -> str:
+    """Return a line on what stays; the code is the key of `onnxfold explain`."""
+    return f"{head} ({code}): {sentence}"
+
+
+def _stay(number: int, thing: str) -> str:
+    return f"{counted(number, thing)} stay{'s' if number == 1 else ''}"
 
 
 def reasons(document: Mapping[str, Any]) -> list[str]:
@@ -257,8 +268,7 @@ def reasons(document: Mapping[str, Any]) -> list[str]:
 
 def without_sentence(line: str) -> str:
     """Return the start of a line on what stays: the count, and the code of the reason."""
-    first, *others = line.split(": ", 2)
-    return f"{first}: {others[0]}" if first.endswith((" stay", " stays")) else first
+    return line.partition(": ")[0]
 
 
 def remarks(document: Mapping[str, Any]) -> list[str]:
@@ -281,11 +291,13 @@ def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     gone = sum(row["folded"] for row in rows)
     verb = "moves" if len(rows) == 1 else "move"
-    total = f"{gone} of {counted(len(rows), 'centring')} outside of norms {verb} into the weights"
+    of = counted(len(rows), "mean")
+    total = f"{gone} of {of} subtracted outside of norms {verb} into the weights"
     left = [row for row in rows if row["reason"]]
     counts = Counter(row["reason"]["code"] for row in left)
     first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(left)}
-    return [total, *(f"{n} x {code}: {first[code]}" for code, n in counts.most_common())]
+    stay = (_of_code(_stay(n, "mean"), code, first[code]) for code, n in counts.most_common())
+    return [total, *stay]
 
 
 def by_paper(summary: Mapping[str, Any]) -> str | None:
@@ -335,7 +347,7 @@ def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
             counts.setdefault(reason["code"], Counter()).update(stay)
             first.setdefault(reason["code"], _of_norm(reason, row))
     return [
-        f"{_parts(found)}: {code}: {first[code]}"
+        _of_code(_parts(found), code, first[code])
         for code, found in sorted(counts.items(), key=lambda item: -item[1].total())
     ]
 
@@ -345,8 +357,7 @@ def scales_staying(kept: Sequence[Mapping[str, Any]]) -> list[str]:
     counts = Counter(row["reason"]["code"] for row in kept)
     first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(kept)}
     return [
-        f"{counted(count, 'scale')} stay{'s' if count == 1 else ''}: {code}: {first[code]}"
-        for code, count in counts.most_common()
+        _of_code(_stay(count, "scale"), code, first[code]) for code, count in counts.most_common()
     ]
 
 
@@ -359,8 +370,8 @@ def twice(rows: Sequence[Mapping[str, Any]]) -> str | None:
     share = sum(row["share"] for row in rows)
     named = f"'{first}', '{second}'" if others else f"'{first}' and '{second}'"
     return (
-        f"stored twice: {named}{f' and {others} more' if others else ''}, {share:.0%} of all "
-        "weights; on the result, onnx_ir's DeduplicateHashedInitializersPass stores them once"
+        f"{named}{f' and {others} more' if others else ''} are equal and stored twice, {share:.0%} "
+        "of all weights: DeduplicateHashedInitializersPass of onnx_ir stores them once"
     )
 
 

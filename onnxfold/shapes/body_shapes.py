@@ -5,7 +5,6 @@ step, the body returns the same ones, they hold at every step.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -90,28 +89,21 @@ def _stacked(shape: Shape | None, axis: int) -> Shape | None:
 _LOOP_INPUTS, _LOOP_OUTPUTS = 2, 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
-    """A state as the loop's operand, as the body's input, and as the body's output."""
-
-    initial: ir.Value
-    read: ir.Value
-    given: ir.Value
+# A state as the loop's operand, as the body's input, and as the body's output.
+_State = tuple[ir.Value, ir.Value, ir.Value]
 
 
 def fill_body(view: ModelInfo, node: ir.Node, fill: Callable[[], None]) -> None:
     """Infer the shapes in the bodies of a node with ``fill``, after those for a loop's states."""
     inside = [graph for _, _, body in bodies(node) for graph in (body, *body.subgraphs())]
     untold = [value for graph in inside for value in graph_values(graph) if value.shape is None]
-    states = [state for state in _states(view, node) if declared_shape(state.read) is None]
-    claims = {state: either([declared_shape(state.initial)]) for state in states}
+    states = [state for state in _states(view, node) if declared_shape(state[1]) is None]
+    claims = {state: either([declared_shape(state[0])]) for state in states}
     while claims := {state: shape for state, shape in claims.items() if shape is not None}:
-        for state, shape in claims.items():
-            _set_shape(view, state.read, shape)
+        for (_, read, _), shape in claims.items():
+            _set_shape(view, read, shape)
         fill()
-        held = {
-            state: either([shape, declared_shape(state.given)]) for state, shape in claims.items()
-        }
+        held = {state: either([shape, declared_shape(state[2])]) for state, shape in claims.items()}
         if held == claims:
             return
         for value in untold:
@@ -138,7 +130,7 @@ def _states(view: ModelInfo, node: ir.Node) -> list[_State]:
         body.outputs[behind : behind + count],
         strict=False,
     )
-    return [_State(initial, read, given) for initial, read, given in found if initial is not None]
+    return [(initial, read, given) for initial, read, given in found if initial is not None]
 
 
 def _set_shape(view: ModelInfo, value: ir.Value, shape: Shape) -> None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph.dims import Shape
 from onnxfold.graph.model_info import ModelInfo, operator
 from onnxfold.graph.operands import operand
+from onnxfold.graph.traversal import reached
 from onnxfold.operators import facets
 from onnxfold.operators.row import Layer
 from onnxfold.operators.table import row_of
@@ -56,21 +57,17 @@ def _shapeless(view: ModelInfo) -> ir.Value | None:
 
 def _rows(view: ModelInfo, value: ir.Value) -> list[ir.Value] | None:
     """Return the values computed from rows of a value, or None if an operator sees more of it."""
-    found = {value: None}
-    waiting = [value]
-    while waiting:
-        for use in waiting.pop().uses():
-            node = use.node
-            if node.graph is not view.model.graph or not _keeps_rows_apart(view, node):
-                return None
-            for output in node.outputs:
-                if output not in found:
-                    found[output] = None
-                    waiting.append(output)
+    found = dict.fromkeys(reached([value], _results))
     nodes = {use.node for each in found for use in each.uses()}
+    if not all(n.graph is view.model.graph and _keeps_rows_apart(view, n) for n in nodes):
+        return None
     others = {v for node in nodes for v in node.inputs if v is not None and v not in found}
     small = all(view.is_constant(v) and _is_small(view, v) for v in others)
     return list(found) if small else None
+
+
+def _results(value: ir.Value) -> list[ir.Value]:
+    return [output for use in value.uses() for output in use.node.outputs]
 
 
 def _is_small(view: ModelInfo, value: ir.Value) -> bool:

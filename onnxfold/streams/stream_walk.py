@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader, node_label, operator
+from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -19,6 +19,7 @@ from onnxfold.operators.families.transfer import Backward, Carried
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import Equivariant, ModelTransfers, Point
+from onnxfold.weights.narrow import refuse_narrow
 
 
 @dataclass(slots=True)
@@ -144,8 +145,12 @@ class StreamWalk:
         raise NotImplementedError
 
     def refuse_weight(self, point: Point) -> Refusal | None:
-        """Say why a weight cannot be changed, or None."""
-        raise NotImplementedError
+        """Say why a weight cannot be changed: one of floats can, in the type that it has."""
+        tensor, name = self.info.tensor(point.value), point.value.name or ""
+        if tensor is None or tensor.dtype not in FLOATS:
+            sentence = f"'{name}' does not contain floats"
+            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
+        return refuse_narrow(self.info, point.value)
 
     def forward(self, point: Point) -> Refusal | None:
         """Take the readers of a point into the stream, or say which one cannot be."""

@@ -26,6 +26,11 @@ _TAKEN_FOR_ZERO = 1e-8
 _QUANTISED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
+def is_taken_for_zero(epsilon: float) -> bool:
+    """Whether onnxscript's optimizer drops the addition of an epsilon."""
+    return float(np.float32(epsilon)) <= _TAKEN_FOR_ZERO
+
+
 def refuse_stripped(
     info: ModelInfo, sites: Iterable[NormSite], *, scaled: bool
 ) -> dict[ir.Value, Refusal]:
@@ -39,7 +44,7 @@ def refuse_stripped(
 
 def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None:
     table = _table(info, site.input)
-    if float(np.float32(site.epsilon)) <= _TAKEN_FOR_ZERO:
+    if is_taken_for_zero(site.epsilon):
         why = f"onnxscript's optimizer treats an epsilon of {site.epsilon:.3g} as 0"
     elif table is not None:
         why = f"its input is read from table '{table.name}', which quantize_dynamic quantizes"
@@ -47,7 +52,7 @@ def _refusal(info: ModelInfo, site: NormSite, *, scaled: bool) -> Refusal | None
         why = "onnxslim and onnxsim remove its product by ones, and no weight can absorb a scale"
     else:
         return None
-    sentence = f"norm '{site.name}' stays one operator: {why}"
+    sentence = f"norm '{site.name}' stays one operator for other tools: {why}"
     return Refusal(RefusalCode.COMES_APART, sentence, (node_label(site.nodes[-1]),))
 
 

@@ -135,9 +135,11 @@ class Analysis:
         found = {}
         for name, mine in sites.items():
             module = self._modules.get(name)
+            if module is None or name in self._norms:
+                continue
             forms = {self._form(name, site) for site in mine}
             form = forms.pop() if len(forms) == 1 and self._alone(name, mine) else None
-            if module is None or name in self._norms or form is None:
+            if form is None:
                 continue
             own = {*module._parameters, *module._buffers, *module._modules}
             if own == {each for each in form.names if each is not None}:

@@ -6,6 +6,7 @@ size of the fault. The bound is the square root of the unit, 1e-8.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,9 +37,10 @@ def probe(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.is_floating_point():
-                size = max(float(parameter.detach().double().square().mean().sqrt()), _SMALLEST)
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.add_((noise * _NOISE * size).to(parameter))
+                length = float(torch.linalg.vector_norm(parameter, dtype=torch.float64))
+                size = max(length / max(parameter.numel(), 1) ** 0.5, _SMALLEST)
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+                parameter.add_(noise.to(parameter), alpha=_NOISE * size)
     return made
 
 
@@ -81,14 +83,18 @@ def _differ(first: list[Tensor], second: list[Tensor], scale: float | None = Non
     for mine, theirs in zip(first, second, strict=True):
         if mine.shape != theirs.shape:
             return True
-        finite = torch.isfinite(mine)
-        if not torch.equal(finite, torch.isfinite(theirs)):
-            return True
-        a, b = mine[finite], theirs[finite]
+        a, b = mine.detach(), theirs.detach()
         if not a.numel():
             continue
-        size = float(a.detach().abs().max()) if scale is None else scale
-        if float((a - b).detach().abs().max()) > _TOLERANCE * size:
+        size = float(a.abs().max())
+        if not math.isfinite(size):  # what is not finite must be so in both
+            finite = torch.isfinite(a)
+            if not torch.equal(finite, torch.isfinite(b)):
+                return True
+            a, b = a[finite], b[finite]
+            size = float(a.abs().max()) if a.numel() else 0.0
+        bound = _TOLERANCE * (size if scale is None else scale)
+        if a.numel() and not float((a - b).abs().max()) <= bound:
             return True
     return False
 

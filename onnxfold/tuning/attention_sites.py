@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.operands import computed_by, known_operand, only_reader, operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 
 _RANK = 4  # batch, heads, tokens, size of a head
 HEADS_FIRST = (0, 2, 1, 3)  # [B, T, N, H] -> [B, N, T, H], and back

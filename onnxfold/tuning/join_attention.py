@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxfold.graph import Dim, ModelInfo, Shape, operator
 from onnxfold.graph.edit import Editor, Lowered
 from onnxfold.graph.operands import computed_by, known_operand, only_reader, operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.shapes import infer, strip_types
 from onnxfold.tuning.attention_sites import (

@@ -192,6 +192,7 @@ def _document(
     said: str,
 ) -> dict[str, Any]:
     return {
+        "schema": 1,
         "to": options.to,
         "quantiser": QUANTISERS[options.to],
         "matrix": options.matrix,

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Array
-from onnxfold.model_io.external import FileTensor
+from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Centre
 from onnxfold.weights.means import is_centred

@@ -64,12 +64,11 @@ class Product:
         return first_halves(self._factor * total[self._part], self._halves)
 
 
-class EditedTensor(ir.LazyTensor):
-    """A tensor and the edits made to it, in order; computed whenever it is read or saved."""
+class _LikeTensor(ir.LazyTensor):
+    """A tensor of the type and shape of another, computed whenever it is read."""
 
-    def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str):
+    def __init__(self, base: ir.TensorProtocol, name: str):
         self.base = base
-        self.edits = edits
         super().__init__(
             self._compute,
             dtype=base.dtype,
@@ -82,7 +81,18 @@ class EditedTensor(ir.LazyTensor):
 
     def __repr__(self) -> str:
         # The base class would show the bound method, and so this tensor, endlessly.
-        return f"EditedTensor({self.base!r}, {len(self.edits)} edits, name={self.name!r})"
+        return f"{type(self).__name__}({self.base!r}, name={self.name!r})"
+
+    def _compute(self) -> ir.TensorProtocol:
+        raise NotImplementedError
+
+
+class EditedTensor(_LikeTensor):
+    """A tensor and the edits made to it, in order; computed whenever it is read or saved."""
+
+    def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str):
+        super().__init__(base, name)
+        self.edits = edits
 
     @property
     def costly(self) -> bool:
@@ -126,27 +136,15 @@ class EditedTensor(ir.LazyTensor):
             raise WeightOverflowError(f"weight '{self.name}' {error}") from error
 
 
-class RotatedTensor(ir.LazyTensor):
+class RotatedTensor(_LikeTensor):
     """A tensor with every set of a fiber multiplied by an orthogonal matrix, rounded once.
 
     For another edited tensor it continues from its unrounded numbers.
     """
 
     def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
-        self.base, self._fiber, self._matrix = base, fiber, matrix
-        super().__init__(
-            self._compute,
-            dtype=base.dtype,
-            shape=ir.Shape(base.shape.numpy()),
-            name=name,
-            doc_string=base.doc_string,
-            metadata_props=dict(base.metadata_props),
-            cache=False,
-        )
-
-    def __repr__(self) -> str:
-        # That of the base class shows the bound method, and so this tensor, without end.
-        return f"RotatedTensor({self.base!r}, name={self.name!r})"
+        super().__init__(base, name)
+        self._fiber, self._matrix = fiber, matrix
 
     def exact(self) -> Float64:
         """Return the numbers in float64."""

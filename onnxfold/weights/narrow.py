@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import digits
+from onnxfold.graph.traversal import reached
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -32,17 +33,14 @@ def _find(view: ModelInfo, value: ir.Value) -> Refusal | None:
     tensor = view.tensor(value)
     if tensor is None or tensor.dtype not in FLOATS:
         return None
-    waiting, seen = [value], {value}
-    while waiting:
-        operand = waiting.pop()
-        for node in (use.node for use in operand.uses()):
-            if not _rounds_nothing(view, node, operand):
-                continue
-            if digits(node.outputs[0].dtype) > digits(tensor.dtype):
-                return _refusal(value, tensor, node.outputs[0])
-            waiting += [output for output in node.outputs if output not in seen]
-            seen.update(node.outputs)
-    return None
+
+    def onward(operand: ir.Value) -> list[ir.Value]:
+        nodes = [use.node for use in operand.uses() if _rounds_nothing(view, use.node, operand)]
+        return [output for node in nodes for output in node.outputs]
+
+    same = reached([value], onward)
+    wide = next((each for each in same if digits(each.dtype) > digits(tensor.dtype)), None)
+    return None if wide is None else _refusal(value, tensor, wide)
 
 
 def _rounds_nothing(view: ModelInfo, node: ir.Node, operand: ir.Value) -> bool:

@@ -9,7 +9,6 @@ import onnx.parser
 import onnxruntime as ort
 
 from benchmarks.exhaustive import against_best
-from benchmarks.rows import conditions
 from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.tune_result import TuneResult
@@ -34,7 +33,7 @@ def test_all_right_candidates_are_timed_and_the_winner_is_compared_with_the_best
     result = TuneResult([first, light_one, heavy_one, skipped], heavy_one, ModelFacts("bert"))
     about = {
         "onnxruntime": ort.__version__, "model": "m", "dtype": "fp32",
-        "batch": 64, "sequence": 0, **conditions(),
+        "batch": 64, "sequence": 0,
     }  # fmt: skip
     row = against_best(result, source, kept, [], 2.0, about)
     assert (row.candidates, row.skipped, row.winner) == (3, 1, "fold-ort")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks import gpu_check
-from benchmarks.gpu import Budget
+from benchmarks.harness import Budget
 from tests.custom_ops.cuda_device_list import NotHereError
 from tests.custom_ops.cuda_kernels import Kernels
 

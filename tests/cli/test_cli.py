@@ -236,7 +236,7 @@ def test_reasons_are_tallied_and_norms_are_listed_on_demand(
     onnx.save(post_norm_model(), tmp_path / "m.onnx")
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "x affine_norm_output: " in said
+    assert "1 norm stays (affine_norm_output): " in said
     assert "weights centered, or why not" not in said
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", "--dry-run", "-v") == 0
     assert "weights centered, or why not" in capsys.readouterr().out
@@ -249,11 +249,11 @@ def test_a_model_without_norms_says_so(
     kind = (onnx.TensorProto.FLOAT, ["batch", 4])
     onnx.save(model_of([relu], {"x": kind}, {"y": kind}, {}), tmp_path / "m.onnx")
     assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
-    assert capsys.readouterr().out == "no norms\n"
+    assert capsys.readouterr().out == "no norms: nothing to fold\n"
     fast = tmp_path / "fast.onnx"
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", fast) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "no norms",
+        "no norms: nothing to fold",
         f"wrote {fast}, {fast.stat().st_size} bytes, unchanged",
     ]
     assert fast.read_bytes() == (tmp_path / "m.onnx").read_bytes()

@@ -97,13 +97,12 @@ def waiting(model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-@pytest.mark.parametrize("stage", ["load", "prove", "verify"])
 @pytest.mark.parametrize(
-    ("act", "name"),
+    ("act", "name", "stage"),
     [
-        ("ctypes.string_at(0)", "SIGSEGV"),
-        ("os.abort()", "SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGFPE)", "SIGFPE"),
+        ("ctypes.string_at(0)", "SIGSEGV", "load"),
+        ("os.abort()", "SIGABRT", "prove"),
+        ("os.kill(os.getpid(), signal.SIGFPE)", "SIGFPE", "verify"),
     ],
 )
 def test_a_crash_is_one_line_and_leaves_nothing(

@@ -118,7 +118,9 @@ def test_a_copy_that_somebody_wrote_into_is_theirs(two: Path) -> None:
     "name",
     ["out.ort", "out.ORT", "out.json", "out.onnxjson", "out.pbtxt", "out.onnxtxt", "o.textproto"],
 )
-@pytest.mark.parametrize("words", [("optimize",), ("convert", "--to", "rms")])
+@pytest.mark.parametrize(
+    "words", [("optimize",), ("convert", "--to", "rms"), ("tune",), ("rotate", "--to", "int8")]
+)
 def test_a_name_of_another_format_is_refused_at_once(
     two: Path,
     name: str,
@@ -183,3 +185,46 @@ def test_a_quiet_command_says_its_warnings(
             assert len(said.err.splitlines()) == 1
         if command == "checkpoint":
             (two / "new").rename(two / f"old{quiet}")
+
+
+_DRAWN = ("measure", "a.onnx", "--rows", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (("optimize", "a.onnx", "-o", "c.onnx", "--report", "notes.json"), "notes.json"),
+        (("optimize", "a.onnx", "-o", "c.onnx", "--report", "notes.html"), "notes.html"),
+        (("optimize", "a.onnx", "--output-dir", "d", "--report", "notes.json"), "notes.json"),
+        (("convert", "a.onnx", "-o", "c.onnx", "--to", "rms", "--report", "n.json"), "n.json"),
+        ((*_DRAWN, "--report", "notes.json"), "notes.json"),
+        ((*_DRAWN, "--report", "notes.html"), "notes.html"),
+        ((*_DRAWN, "--plot", "."), "angles.svg"),
+        ((*_DRAWN, "--plot", "."), "angles.png"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
+)
+def test_a_report_or_figure_of_somebody_else_is_replaced_only_by_force(
+    two: Path,
+    words: tuple[str, ...],
+    file: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if file.endswith((".html", ".svg", ".png")) and words[0] == "measure":
+        pytest.importorskip("matplotlib")
+    for precious in (b'{"schema": 1, "mine": true}', b"my notes", b"[]"):
+        (two / file).write_bytes(precious)
+        assert run(monkeypatch, *words) == 2
+        assert f"{file}: it exists, and onnxfold did not write it" in capsys.readouterr().err
+        assert (two / file).read_bytes() == precious
+    assert not (two / "c.onnx").exists()
+    assert run(monkeypatch, *words, "--force") == 0
+    assert (two / file).read_bytes() != precious
+    assert run(monkeypatch, *words) == 0  # now onnxfold wrote it, whatever the file system notes
+
+
+def test_an_empty_file_may_become_a_report(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tempfile and `touch` leave one."""
+    (two / "r.json").touch()
+    assert run(monkeypatch, "optimize", "a.onnx", "-o", "c.onnx", "--report", "r.json") == 0

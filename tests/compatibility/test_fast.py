@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from tests.compatibility.exports import ARCHITECTURES
-from tests.compatibility.matrix import DEFAULT, ORIGINAL, Row, failures, run
+from tests.compatibility.matrix import DEFAULT, ORIGINAL, Row, come_apart, failures, run
 from tests.compatibility.subjects import SUBJECTS
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,11 @@ def test_who_takes_the_original_takes_ours(name: str, rows: list[Row]) -> None:
     mine = [row for row in rows if row.subject == name]
     assert any(row.outcome == "same" for row in mine if row.target == ORIGINAL), mine
     assert failures(mine) == []
+
+
+@pytest.mark.parametrize("name", [subject.name for subject in FAST if subject.tool])
+def test_as_many_norms_stay_one_operator(name: str, rows: list[Row]) -> None:
+    assert come_apart(row for row in rows if row.subject == name) == []
 
 
 @pytest.mark.parametrize("name", [subject.name for subject in FAST if subject.typed])

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from tests.compatibility import page
 from tests.compatibility.environments import CACHE, Environment, UnavailableError, ready
-from tests.compatibility.matrix import DEFAULT, ORIGINAL, Cell, Row, failures, judge
+from tests.compatibility.matrix import DEFAULT, ORIGINAL, Cell, Row, come_apart, failures, judge
 from tests.compatibility.subjects import SUBJECTS, TOOLS
 from tests.compatibility.truth import relative_error, truth
 from tests.compatibility.work import answers
@@ -40,6 +40,7 @@ _ROW = Row(
     outcome="same",
     error=1e-7,
     noise_ratio=1.0,
+    rows_ratio=1.0,
     facts="",
     time=None,
     text="",
@@ -99,15 +100,16 @@ def test_an_output_that_is_missing_is_no_agreement() -> None:
 @pytest.mark.parametrize(
     ("cell", "outcome"),
     [
-        (Cell("ok", error=1.0), "same"),
-        (Cell("ok", error=1.001), "wrong"),
-        (Cell("ok", error=float("inf")), "wrong"),
+        (Cell("ok", error=1.0, rows_error=2.0), "same"),
+        (Cell("ok", error=1.001, rows_error=0.0), "wrong"),
+        (Cell("ok", error=0.0, rows_error=2.001), "wrong"),
+        (Cell("ok", error=float("inf"), rows_error=0.0), "wrong"),
         (Cell("refused"), "refused"),
         (Cell("crashed"), "crashed"),
     ],
 )
 def test_a_cell_is_judged_by_its_bound(cell: Cell, outcome: str) -> None:
-    assert judge(cell, bound=1.0) == outcome
+    assert judge(cell, bound=1.0, rows_bound=2.0) == outcome
 
 
 def test_only_what_is_taken_as_the_original_counts() -> None:
@@ -118,6 +120,17 @@ def test_only_what_is_taken_as_the_original_counts() -> None:
         assert failures([_ROW, lost]) == [lost]
         assert failures([replace(_ROW, outcome="refused"), lost]) == []
         assert failures([replace(_ROW, opset=23), lost]) == []
+
+
+def test_a_norm_comes_apart_where_the_original_has_more_in_one_operator() -> None:
+    theirs = replace(_ROW, facts='{"norms": 5}')
+    fewer, equal = (replace(_ROW, target=DEFAULT, facts=f'{{"norms": {n}}}') for n in (4, 5))
+    assert come_apart([theirs, equal]) == []
+    assert come_apart([theirs, fewer]) == [(fewer, 5, 4)]
+    assert come_apart([replace(theirs, opset=23), fewer]) == []
+    shown = page.text([theirs, fewer])
+    assert "**5 to 4**" not in shown  # the column is of tools, and OpenVINO runs files
+    assert "| OpenVINO | vit 18: 5 to 4 |" in shown
 
 
 def test_a_worker_that_dies_costs_one_job() -> None:

@@ -247,6 +247,25 @@ def pair(name: str, opset: int) -> Pair:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["layer", "op", "auto"])
+def test_what_the_gpt2_optimizer_makes_of_gpt_neox_folds_and_loads(
+    form: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed, which the optimizer imports")
+    from onnxruntime.transformers import optimizer
+
+    path = Path(__file__).parents[1] / "recipes" / "pythia-160m.onnx"
+    optimized = optimizer.optimize_model(str(path), "gpt2", num_heads=4, hidden_size=48).model
+    assert "SkipLayerNormalization" in {node.op_type for node in optimized.graph.node}
+    ours = onnxfold.optimize(optimized, check=0, norm_form=form).model
+    tokens = np.random.default_rng(0).integers(0, 90, (2, 10))
+    given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+    _, theirs = executed(onnx.load(path), given, tmp_path)
+    _, output = executed(ours, given, tmp_path)
+    assert distance(output, theirs) <= 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("opset", [17, 18, 23])
 @pytest.mark.parametrize("tool", TOOLS)

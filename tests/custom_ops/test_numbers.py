@@ -9,6 +9,7 @@ import pytest
 from onnxfold.operators.functions import SIGNATURES, Output
 from tests.calls import NUMPY_TYPES, random_inputs
 from tests.custom_ops.harness import CODES, TYPES, assert_right, run_op
+from tests.pairs import pairs
 
 # One below, at and above each power of two and vector or block width; odd; prime.
 FEW = (1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 255, 384, 767, 768, 1024)
@@ -105,9 +106,7 @@ def test_a_zero_row_without_epsilon_is_nan_and_its_neighbours_are_not(name: str)
     assert np.isfinite(y[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pairs(name=PLAIN, dtype=TYPES, value=[np.nan, np.inf, -np.inf])
 def test_one_bad_element_spoils_its_own_row_alone(
     name: str, dtype: ir.DataType, value: float
 ) -> None:

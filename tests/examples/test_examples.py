@@ -19,6 +19,7 @@ import onnxfold
 from onnxfold.runtime.library import get_library_path
 from tests.custom_ops import c_program
 from tests.examples import tiny_decoder
+from tests.sessions import outputs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -97,8 +98,7 @@ def test_cpp(tmp_path: Path) -> None:
     onnxfold.optimize(DIGITS, fast, target="kernels")
     printed = run([program, fast, get_library_path()])
     (images,) = c_program.pattern(1, (1, 1, 8, 8))
-    session = onnxruntime.InferenceSession(DIGITS, providers=["CPUExecutionProvider"])
-    (expected,) = session.run(None, {"images": images})
+    (expected,) = outputs(DIGITS, {"images": images})
     # std::cout prints six digits.
     np.testing.assert_allclose(np.array(printed.split(), float), expected.ravel(), rtol=1e-5)
 

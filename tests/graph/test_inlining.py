@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.graph.inlining import inline
+from tests.sessions import session
 
 BRANCHES = (
     "y = If(c) <then_branch = t () => (float[4,8] p) { v4 = Neg(n)  p = Relu(v4) },"
@@ -47,7 +47,7 @@ def test_a_body_may_have_the_names_of_what_is_inlined_in_front_of_it(
 ) -> None:
     made = onnxfold.optimize(model).model
     assert made.graph.node[-1].op_type == "If"
-    ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    session(made)
 
 
 def test_a_second_run_inlines_beside_what_the_first_one_has_inlined_in_bodies() -> None:
@@ -58,7 +58,7 @@ def test_a_second_run_inlines_beside_what_the_first_one_has_inlined_in_bodies() 
     branch.node[-1].input[0] = "r"
     rms = onnxfold.optimize(model).model
     again = onnxfold.convert(onnxfold.convert(rms, to="crms").model, to="rms").model
-    ort.InferenceSession(again.SerializeToString(), providers=["CPUExecutionProvider"])
+    session(again)
 
 
 def test_nodes_and_values_have_their_names_and_a_number_where_those_are_taken() -> None:

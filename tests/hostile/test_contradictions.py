@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
+from tests.pairs import pairwise
 
 OPSET = 18
 _WITH_BODIES = {"Constant", "If", "Loop", "Scan", "SequenceMap"}
@@ -92,19 +93,19 @@ def test_a_contradiction_is_told_or_borne(op_type: str) -> None:
     count = min(max(schema.min_input, 1) + 1, schema.max_input, 3)
     constants = [None, *(np.array(numbers, np.int64) for numbers in _CONSTANTS)]
     operator = ("", op_type, max(1, schema.min_output))
-    for given, ranks, constant in product(
-        attributes, product(_RANKS, (1, 3)), constants if count > 1 else [None]
-    ):
+    spots = range(len(attributes)), _RANKS, (1, 3), range(len(constants) if count > 1 else 1)
+    for given, rank, declared, constant in pairwise(product(*spots)):
+        ranks = (rank, declared)
         with suppress(onnxfold.OnnxfoldError):
-            onnxfold.inspect(_model(operator, count, ranks, given, constant))
+            onnxfold.inspect(_model(operator, count, ranks, attributes[given], constants[constant]))
 
 
 @pytest.mark.parametrize("op_type", CONTRIB)
 def test_operands_of_any_number_are_borne(op_type: str) -> None:
     attributes: list[dict[str, Any]] = [{}, {"num_heads": 2}, {"transA": 1}, {"transB": 1}]
     attributes += [{"num_heads": 0}, {"axis": -7}, {"groups": 0}, {"K": 0, "N": 0, "bits": 4}]
-    for given, ranks, count in product(attributes, product(_RANKS, (1, 3)), (1, 2, 3, 5)):
-        for outputs in (1, 3):
-            with suppress(onnxfold.OnnxfoldError):
-                operator = ("com.microsoft", op_type, outputs)
-                onnxfold.inspect(_model(operator, count, ranks, given, None))
+    spots = range(len(attributes)), _RANKS, (1, 3), (1, 2, 3, 5), (1, 3)
+    for given, rank, declared, count, outputs in pairwise(product(*spots)):
+        operator, ranks = ("com.microsoft", op_type, outputs), (rank, declared)
+        with suppress(onnxfold.OnnxfoldError):
+            onnxfold.inspect(_model(operator, count, ranks, attributes[given], None))

@@ -15,6 +15,7 @@ from onnxfold.report.printed_result import print_result
 from onnxfold.weights import edited
 from tests.hostile.conditions import CONDITIONS, bad_conditions
 from tests.hostile.seeds import WIDTH, layer_norm_model
+from tests.pairs import pairs
 
 SHAPES = {"W": (WIDTH, WIDTH), "b": (WIDTH,), "g": (WIDTH,), "c": (WIDTH,), "V": (WIDTH, WIDTH)}
 TYPES = (np.float32, np.float16)
@@ -30,10 +31,7 @@ def codes(result: onnxfold.Result) -> list[str]:
     return [n["reason"]["code"] for n in result.report["inspect"]["norms"] if n["reason"]]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["W", "b"])
-@pytest.mark.parametrize("check", [0, 2])
+@pairs(dtype=TYPES, value=[np.nan, np.inf, -np.inf], name=["W", "b"], check=[0, 2])
 def test_a_weight_with_inf_or_nan_is_not_centred_and_the_report_says_why(
     dtype: Any, value: float, name: str, check: int
 ) -> None:
@@ -44,9 +42,7 @@ def test_a_weight_with_inf_or_nan_is_not_centred_and_the_report_says_why(
     assert result.plan.folds == ()
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["g", "c", "V"])
+@pairs(dtype=TYPES, value=[np.nan, np.inf], name=["g", "c", "V"])
 def test_inf_and_nan_behind_the_mean_do_not_hinder_the_fold(
     dtype: Any, value: float, name: str
 ) -> None:
@@ -117,9 +113,7 @@ def test_only_the_norm_behind_such_a_weight_is_left() -> None:
     assert codes(result) == ["non_finite_weight"]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("epsilon", [0.0, 1e-12, 1e-5])
-@pytest.mark.parametrize("case", CONDITIONS)
+@pairs(dtype=TYPES, epsilon=[0.0, 1e-12, 1e-5], case=CONDITIONS)
 def test_bad_conditions_give_the_same_answer_or_none(dtype: Any, epsilon: float, case: str) -> None:
     given = bad_conditions(dtype, np.random.default_rng(2))
     model = layer_norm_model(dtype, epsilon, **given[case])

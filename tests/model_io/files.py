@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold import model_io
+from tests.sessions import outputs
 
 Array = npt.NDArray[Any]
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
@@ -176,12 +176,9 @@ def canonical(tensor: onnx.TensorProto) -> bytes:
 
 def run(path: Path, width: int = 64) -> Array:
     """What ONNX Runtime computes with a rich model, for one fixed input."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     x = np.linspace(-1, 1, 3 * width, dtype=np.float32).reshape(3, width)
-    (y,) = session.run(None, {"x": x})
-    return np.asarray(y)
+    (y,) = outputs(path, {"x": x})
+    return y
 
 
 def listing(folder: Path) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxfold
 from onnxfold.inputs import InputSpec, make_inputs
+from tests.pipeline.session_nodes import counted, is_gain, priced
+from tests.sessions import executed
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 
@@ -60,8 +63,9 @@ def test_every_recipe_in_the_folder_has_an_expectation() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_counts(name: str) -> None:
-    summary = onnxfold.inspect(FOLDER / f"{name}.onnx", paper=True)["summary"]
+def test_counts_and_every_norm_that_stays_says_why(name: str) -> None:
+    document = onnxfold.inspect(FOLDER / f"{name}.onnx", paper=True)
+    summary = document["summary"]
     found = Expected(
         summary["layer_norms"],
         summary["foldable"],
@@ -71,32 +75,8 @@ def test_counts(name: str) -> None:
         summary["d2"],
     )
     assert found == EXPECTED[name]
-
-
-def test_every_norm_that_stays_says_why() -> None:
-    for name in EXPECTED:
-        for norm in onnxfold.inspect(FOLDER / f"{name}.onnx")["norms"]:
-            assert norm["foldable"] or norm["reason"]["sentence"], (name, norm)
-
-
-@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-@pytest.mark.parametrize("name", EXPECTED)
-def test_the_fold_is_proved_verified_valid_and_final(
-    name: str, target: str, tmp_path: Path
-) -> None:
-    once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
-    result = onnxfold.optimize(FOLDER / f"{name}.onnx", once, target=target)
-    if result.changed:
-        assert result.proof is not None
-        assert result.proof.passed
-        assert result.proof.folded_norms == len(result.plan.folds)
-        assert result.verification is not None
-        assert result.verification.noise_ratio <= 4
-    if target != "ort":  # contrib operators in the default domain are ONNX Runtime's own
-        onnx.checker.check_model(once, full_check=True)
-    again = onnxfold.optimize(once, twice, target=target, check=None)
-    assert not again.changed
-    assert once.read_bytes() == twice.read_bytes()
+    for norm in document["norms"]:
+        assert norm["foldable"] or norm["reason"]["sentence"], norm
 
 
 # onnx 1.23's evaluator does not run the exported graph itself: GatherElements of deberta-v2 with
@@ -106,11 +86,36 @@ _NOT_EVALUATED = {"deberta-v2", "gptj"}
 _FLOAT32_BOUND = 200 * 2.0**-24
 
 
-@pytest.mark.parametrize("target", ["kernels", "onnx"])
-@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - _NOT_EVALUATED))
-def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: str) -> None:
-    model = onnx.load(FOLDER / f"{name}.onnx")
-    folded = onnxfold.optimize(model, target=target, check=None).model
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_fold_is_proved_verified_valid_and_final(
+    name: str, target: str, tmp_path: Path
+) -> None:
+    source, once, twice = FOLDER / f"{name}.onnx", tmp_path / "once.onnx", tmp_path / "twice.onnx"
+    result = onnxfold.optimize(source, once, target=target)
+    if result.changed:
+        assert result.proof is not None
+        assert result.proof.passed
+        assert result.proof.folded_norms == len(result.plan.folds)
+        assert result.verification is not None
+        assert result.verification.noise_ratio <= 4
+    if target != "ort":  # contrib operators in the default domain are ONNX Runtime's own
+        onnx.checker.check_model(once, full_check=True)
+        if name not in _NOT_EVALUATED:
+            _compare_in_the_evaluator_of_onnx(onnx.load(source), onnx.load(once))
+    grown = _weight_bytes(once) - _weight_bytes(source) - result.plan.split_bytes
+    assert grown <= 0  # but by the copies that the plan counts
+    before, after = (executed(each, tmp_path).graph.node for each in (source, once))
+    more = counted(after) - counted(before)
+    assert more - priced(result, onnx.load(source), target) == Counter()
+    longer = len(after) - len(before)
+    assert target == "kernels" or longer <= 0 or is_gain(result, longer), longer
+    again = onnxfold.optimize(once, twice, target=target, check=None)
+    assert not again.changed
+    assert once.read_bytes() == twice.read_bytes()
+
+
+def _compare_in_the_evaluator_of_onnx(model: onnx.ModelProto, folded: onnx.ModelProto) -> None:
     spec = InputSpec.parse(())
     (feeds,) = make_inputs(ir.from_proto(model), spec, count=1, seed=0, image_side=32)
     with np.errstate(all="ignore"):  # attention masks are made of infinities
@@ -119,16 +124,22 @@ def test_the_fold_computes_the_same_in_the_evaluator_of_onnx(name: str, target: 
         assert np.max(np.abs(got - wanted)) <= _FLOAT32_BOUND * np.max(np.abs(wanted))
 
 
-@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-@pytest.mark.parametrize("name", EXPECTED)
-def test_the_weights_do_not_grow(name: str, target: str) -> None:
-    """But by the copies that the plan counts."""
-    model = onnx.load(FOLDER / f"{name}.onnx")
-    result = onnxfold.optimize(model, target=target, check=None)
-    grown = _weight_bytes(result.model) - _weight_bytes(model) - result.plan.split_bytes
-    assert grown <= 0
-
-
-def _weight_bytes(model: onnx.ModelProto) -> int:
-    values = ir.from_proto(model).graph.initializers.values()
+def _weight_bytes(path: Path) -> int:
+    values = ir.load(path).graph.initializers.values()
     return sum(value.const_value.nbytes for value in values if value.const_value is not None)
+
+
+def test_recipes_together_execute_fewer_nodes(tmp_path: Path) -> None:
+    sums = Counter[str]()
+    for name in ("gpt2", "llama-small", "swin-t", "vit-b16"):
+        source, output = FOLDER / f"{name}.onnx", tmp_path / f"{name}.onnx"
+        onnxfold.optimize(source, output, check=None)
+        sums["before"] += len(executed(source, tmp_path).graph.node)
+        sums["after"] += len(executed(output, tmp_path).graph.node)
+    assert sums["after"] < sums["before"]
+
+
+def test_nothing_is_priced_where_nothing_folds() -> None:
+    original = onnx.load(FOLDER / "bert-base.onnx")
+    result = onnxfold.optimize(original, exclude=".*", fuse_affine=False)
+    assert not priced(result, original, "onnx").total()

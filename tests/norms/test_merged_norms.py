@@ -9,14 +9,14 @@ import re
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 import onnxfold
+from tests.graphs import graph, weights
 from tests.norms.replay import sites_of
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.pairs import pairs
+from tests.sessions import executed
 
 _SHARED = {
     "layer_norm": "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) q = Mul(d, d) "
@@ -54,16 +54,11 @@ def merged(shared: str, tails: list[str], kind: str = "double", opset: int = 17)
     dtype = {"double": np.float64, "float": np.float32, "float16": np.float16}[kind]
     made = {name: array.astype(dtype) for name, array in weights(**shapes).items()}
     made["eps"] = np.array(2.0**-10, dtype)
-    read = {
-        name: array for name, array in made.items() if f"{name})" in body or f"({name}," in body
-    }
     outputs = ", ".join(f"{kind}[B,4,3] y{number}" for number in numbers)
-    return graph(body, f"{kind}[B,4,6] x", outputs, read, opset=opset)
+    return graph(body, f"{kind}[B,4,6] x", outputs, made, opset=opset)
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("tail", _TAILS)
-@pytest.mark.parametrize("shared", _SHARED)
+@pairs(shared=_SHARED, tail=_TAILS, target=["onnx", "ort", "kernels"])
 def test_each_norm_gives_its_gamma_and_beta_away(shared: str, tail: str, target: str) -> None:
     model = merged(_SHARED[shared], _TAILS[tail], "float")
     count = len(_TAILS[tail])
@@ -91,14 +86,7 @@ def test_what_a_session_merges_is_taken_apart_again(opset: int, tmp_path: Path) 
     again = re.sub(r"\b([mdqvern])\b(?!<)", r"\1_2", apart)
     tails = ["g1 = Mul(n, gamma1) a1 = Add(g1, b1)", "g2 = Mul(n_2, gamma2) a2 = Add(g2, b2)"]
     twice = ir.to_proto(merged(f"{apart} {again}", tails, "float", opset))
-    path, basic = tmp_path / "apart.onnx", tmp_path / "basic.onnx"
-    onnx.save(twice, path)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath = str(basic)
-    options.log_severity_level = 4
-    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    behind = onnx.load(basic)
+    behind = executed(twice, tmp_path, level="basic")
     divisions = [sum(n.op_type == "Div" for n in m.graph.node) for m in (twice, behind)]
     assert divisions == [2, 1]
     before, after = (

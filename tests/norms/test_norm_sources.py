@@ -7,7 +7,7 @@ import pytest
 
 import onnxfold
 from onnxfold.options import Defer, Target
-from tests.passes.affine.affine_graphs import weights
+from tests.graphs import weights
 
 _MEAN = "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) "
 _NORMS = {

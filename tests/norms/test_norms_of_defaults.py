@@ -9,7 +9,8 @@ import pytest
 
 import onnxfold
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
+from tests.pairs import pairs
 
 _MEAN = "m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
 _NORMS = {
@@ -43,10 +44,10 @@ def _model(norm: str, kind: str, overridable: tuple[str, ...] = ()) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("kind", _DTYPES)
-@pytest.mark.parametrize("norm", _NORMS)
-@pytest.mark.parametrize(
-    "names", [("eps",), ("two", "last"), ("W", "V", "gamma", "beta", "two", "eps", "last")]
+@pairs(
+    names=[("eps",), ("two", "last"), ("W", "V", "gamma", "beta", "two", "eps", "last")],
+    norm=_NORMS,
+    kind=_DTYPES,
 )
 def test_the_reason_is_named(names: tuple[str, ...], norm: str, kind: str) -> None:
     model = _model(norm, kind, names)

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 import onnxfold
 from onnxfold.norms import find_norms
 from onnxfold.passes.prepare.working_copy import prepare
-from tests.passes.affine.affine_graphs import weights
+from tests.graphs import weights
 
 MEAN = "mean = ReduceMean<axes=[-1]>(h)  d = Sub(h, mean)"
 SPELLED = {

@@ -14,7 +14,7 @@ from onnxfold.norms.algebra.guards import reading
 from onnxfold.norms.algebra.matcher import match_graph
 from onnxfold.norms.algebra.moments import shifted_moment
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import graph
+from tests.graphs import graph
 
 X = "double[B,4] x, double[B,4] other"
 NUMBERS = {"k": np.array(3.0), "pair": np.array([1.0, 2.0]), "none": np.zeros(0)}

@@ -16,7 +16,8 @@ from onnxfold.norms import NormForm, find_norms
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import error, fuse, graph
+from tests.graphs import graph
+from tests.passes.affine.affine_graphs import error, fuse
 
 BOUND = 1e-12  # float64 throughout
 RNG = np.random.default_rng(0)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 import onnxfold
@@ -17,6 +16,7 @@ from onnxfold.norms import find_norms
 from onnxfold.norms.algebra import matcher
 from onnxfold.passes.prepare import working_copy
 from onnxfold.passes.prepare.working_copy import prepare
+from tests.sessions import executed
 
 _TESTS = Path(__file__).parents[1]
 _PREPARE, _WRITER = "onnxfold.passes.prepare.working_copy", "onnxfold.passes.scales.writer"
@@ -142,12 +142,8 @@ def test_a_layer_norm_without_bias_behind_onnxruntime_is_found_by_its_last_opera
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its SimplifiedLayerNormFusion makes an operator of what follows x - mean(x)."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     source = _TESTS / "norms/fixtures/torch_layer_norm_no_bias_script_13.onnx"
-    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-    model = onnx.load(tmp_path / "optimized.onnx")
+    model = executed(source, tmp_path, level="extended")
     assert "SimplifiedLayerNormalization" in {node.op_type for node in model.graph.node}
     assert _norms(model) == 1
     monkeypatch.delitem(matcher._RULES, "SimplifiedLayerNormalization")

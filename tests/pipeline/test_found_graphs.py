@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 
 BOUND = 1e-12  # float64 throughout
 

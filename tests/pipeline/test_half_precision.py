@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -18,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 import onnxfold
 from tests.builders import chain_model
 from tests.pipeline.test_opsets import two_norms
+from tests.sessions import outputs
 
 WIDTH = 64
 LARGE = 1e3  # its square, 1e6, exceeds half: the largest is 65504
@@ -74,12 +74,7 @@ def in_half(original: onnx.ModelProto) -> onnx.ModelProto:
 def relative_error(found: onnx.ModelProto, x: np.ndarray) -> float:
     """The error in ONNX Runtime: onnx.reference 1.23 has LayerNormalization without stash_type."""
     (exact,) = ReferenceEvaluator(model()).run(None, {"x": x.astype(np.float32)})
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(
-        found.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    (y,) = session.run(None, {"x": x})
+    (y,) = outputs(found, {"x": x}, level="none")
     truth = np.asarray(exact)
     return float(np.abs(np.asarray(y, np.float64) - truth).max() / np.abs(truth).max())
 

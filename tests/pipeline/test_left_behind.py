@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import weights
+from tests.graphs import weights
 
 # GroupNorm of vectors, as PyTorch exports it: nothing asks for the shape once the norm is one.
 _GROUPS = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 import onnxfold
-from tests.compatibility.test_tools_behind import graph
+from tests.compatibility.test_tools_behind import EXACT, applied, executed, feeds, graph
 
 
 def _notes(name: str, folder: Path, opset: int = 18, **options: object) -> list[str]:
@@ -47,6 +48,30 @@ def test_other_forms_have_nothing_to_say(options: dict[str, str], tmp_path: Path
 
 def test_norms_that_stay_for_other_tools_are_counted(tmp_path: Path) -> None:
     (said,) = _notes("epsilon of ViT and BERT", tmp_path)
-    assert said.startswith("2 norms that could fold stay LayerNormalization")
-    said = _notes("a table", tmp_path)[-1]
-    assert said.startswith("1 norm that could fold stays LayerNormalization")
+    assert said == (
+        "--target ort or --norm-form op folds the 2 norms that stay for the sake of other tools"
+    )
+    said = _notes("a table", tmp_path)[0]
+    assert "folds the norm that stays" in said
+
+
+@pytest.mark.parametrize(
+    "options", [{"norm_form": "decomposed"}, {"fold": "always"}, {"target": "kernels"}]
+)
+def test_an_epsilon_that_onnxscript_drops_is_named(options: dict[str, str], tmp_path: Path) -> None:
+    said = _notes("epsilon of ViT and BERT", tmp_path, **options)
+    assert [note for note in said if "an epsilon of 1e-12 as 0" in note]
+    assert not [note for note in _notes("pre-LN", tmp_path, **options) if "epsilon" in note]
+
+
+def test_onnxscript_makes_nan_of_a_function_whose_epsilon_it_drops(tmp_path: Path) -> None:
+    """What the note is about: it inlines the functions of ``--target kernels``."""
+    model = graph("epsilon of ViT and BERT", 18)
+    made = onnxfold.optimize(model, target="kernels", check=0).model
+    given = feeds(model)
+    _, right = executed(made, given, tmp_path)
+    _, wrong = executed(
+        applied(EXACT["onnxscript optimizer"], made, given, tmp_path), given, tmp_path
+    )
+    assert np.isfinite(right).all()
+    assert np.isnan(wrong).any()

@@ -22,7 +22,7 @@ from onnxfold import model_io
 from onnxfold.api import rewriting
 from onnxfold.errors import VerificationError
 from onnxfold.model_io.sources import Source, open_source
-from onnxfold.passes.lower.finalize import METADATA_KEY
+from onnxfold.options import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
 

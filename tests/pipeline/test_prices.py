@@ -16,7 +16,7 @@ import onnxfold
 from onnxfold.report.html import page
 from onnxfold.report.printed_result import print_result
 from onnxfold.runtime.session_graph import session_operators
-from tests.passes.affine.affine_graphs import graph
+from tests.graphs import graph
 
 pytestmark = pytest.mark.prices
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.onnx"))
@@ -72,9 +72,9 @@ def test_an_add_for_beta_is_paid_for_by_the_mean(
     assert row["action"] == ("rms" if folded else "keep")
     if not folded:
         assert row["reason"]["code"] == "not_worth"
-        assert "µs, and 1 operator more would take " in row["reason"]["sentence"]
+        assert "µs without its mean, but 1 more operator would take " in row["reason"]["sentence"]
         assert "--fold always" in row["reason"]["sentence"]
-        assert ("size that is free" in row["reason"]["sentence"]) is isinstance(sizes[0], str)
+        assert ("each free size" in row["reason"]["sentence"]) is isinstance(sizes[0], str)
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
@@ -101,8 +101,8 @@ def test_what_a_session_joins_with_a_norm_is_priced(
         assert result.report["inspect"]["prices"]["operators"] == more
     else:
         (row,) = result.report["inspect"]["norms"]
-        operators = "1 operator" if more == 1 else "2 operators"
-        assert f"{operators} more" in row["reason"]["sentence"]
+        operators = "1 more operator" if more == 1 else "2 more operators"
+        assert operators in row["reason"]["sentence"]
 
 
 @pytest.mark.parametrize(("rows", "folded"), [(1, 0), (4096, 2)])
@@ -156,8 +156,8 @@ def test_a_longer_session_is_told_with_its_price(tmp_path: Path) -> None:
     report = onnxfold.optimize(path, output).report
     assert report["inspect"]["prices"]["operators"] == 1
     for told in (page(report), _printed(report)):
-        assert "a session executes 1 operator more: by the plan" in told
-        assert "for 1 in the place of each size that is free and beside 0.5 µs" in told
+        assert "estimate for its 1 more: they save " in told
+        assert "µs (each free size counted as 1), and 0.5 µs for each operator" in told
 
 
 def _printed(report: dict[str, Any]) -> str:

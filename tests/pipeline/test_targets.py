@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -16,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import onnxfold
 from onnxfold.targets import sums
 from tests.builders import chain_model, pre_norm_model
+from tests.sessions import executed, outputs
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 DIGITS = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
@@ -51,12 +51,7 @@ def two_settings() -> onnx.ModelProto:
 
 def session_nodes(path: Path, folder: Path) -> Counter[str]:
     """The operators that a session of ONNX Runtime executes, without the library."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    graph = onnx.load(folder / "optimized.onnx", load_external_data=False).graph
-    return Counter(node.op_type for node in graph.node)
+    return Counter(node.op_type for node in executed(path, folder).graph.node)
 
 
 def all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
@@ -99,12 +94,7 @@ def test_a_file_for_kernels_has_one_setting_for_each_function_and_operators_for_
     assert [(node.op_type, node.overload) for node in calls] == [("RMSNormScale", "")] * 2
     assert [(body.name, body.overload) for body in model.functions] == [("RMSNormScale", "")]
     x = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)
-    expected, found = (
-        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            None, {"x": x}
-        )[0]
-        for m in (original, model)
-    )
+    expected, found = (outputs(each, {"x": x})[0] for each in (original, model))
     # Three layers of eight terms: some dozens of roundings of numbers up to ten.
     np.testing.assert_allclose(found, expected, rtol=0, atol=64 * 2**-24 * 10)
     # With the epsilon of the others in the last, the result is another one.
@@ -124,12 +114,7 @@ def test_a_file_survives_the_conversion_to_float16(target: str) -> None:
     model = onnxfold.optimize(onnx.load(DIGITS), target=target).model
     half = convert_float_to_float16(model, keep_io_types=True)
     images = np.load(DIGITS.with_name("heldout.npz"))["images"][:8].astype(np.float32)
-    exact, found = (
-        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            None, {"images": images}
-        )[0]
-        for m in (model, half)
-    )
+    exact, found = (outputs(each, {"images": images})[0] for each in (model, half))
     # Logits up to 5 behind four blocks in half precision: twenty roundings of 2^-11.
     np.testing.assert_allclose(found, exact, rtol=0, atol=20 * 2**-11 * 5)
 

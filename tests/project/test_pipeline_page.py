@@ -17,6 +17,7 @@ import pytest
 from tests.optimized import TORCH_IS_MISSING
 from tests.project.test_readme import blocks
 
+pytestmark = pytest.mark.torch
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
 DIGITS = ROOT / "models" / "digits_vit"

@@ -124,7 +124,9 @@ def test_the_wheel_with_cuda_is_built_with_options_that_exist() -> None:
 
 def test_our_own_script_makes_what_exists() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:kernels=\(|run |lanes )(.*?)\)?$", script, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:kernels=\(|longest_first=\(|run |lanes )(.*?)\)?$", script, re.MULTILINE
+    )
     named = {word.strip('"') for line in lines for word in line.split() if "$" not in word}
     assert {"cuda", "test", "lint", "types", "test-serve", "test-training"} <= named <= targets()
 

@@ -7,7 +7,7 @@ import pytest
 
 import onnxfold
 from onnxfold.proof.absorption import AbsorptionRule, Reading
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 
 LAYERS = 3
 

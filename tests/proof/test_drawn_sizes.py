@@ -8,7 +8,8 @@ import pytest
 
 import onnxfold
 from onnxfold.proof.neighbourhood import Neighbourhood
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 
 def _patches(back: str = "z = Identity(r)") -> ir.Model:
@@ -25,7 +26,6 @@ def _patches(back: str = "z = Identity(r)") -> ir.Model:
         "itwo": np.array(2), "vtwo": np.array([2]), "last": np.array([-1]),
         "rows": np.array([-1, 4]), "turned": np.array([-1, 2, 6, 4]),
     }  # fmt: skip
-    made = {name: array for name, array in made.items() if f"{name})" in body or f"{name}," in body}
     return graph(body, "double[B,8,6] x", "double[B,2,T,3] y", made)
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from onnxfold.operators import table
 from onnxfold.operators.row import Elements, Operator
+from tests.graphs import graph, weights
 from tests.operators.rows import name_of
 from tests.operators.samplers import SAMPLERS
-from tests.passes.affine.affine_graphs import error, fuse, graph, weights
+from tests.passes.affine.affine_graphs import error, fuse
 from tests.proof.flips import flips, outcomes
 
 _WRONG = 1e-6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.proof.fiber_images import images
+from onnxfold.proof.mean_proofs import images
 
 
 def test_a_digit_may_be_one_of_an_axis_of_more_elements() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.stored_rows import paired_rows
+from onnxfold.graph.equality import paired_rows
 from onnxfold.proof.stored import Comparison, compared, fits, has_zero_mean
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Centre, Scale

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfold.proof.lines import line
 from onnxfold.proof.relation import Float64, Relation
+from onnxfold.proof.tester import line
 
 DRAWS = [np.random.default_rng(seed).standard_normal((3, 5)) for seed in range(4)]
 

@@ -9,7 +9,7 @@ import pytest
 
 import onnxfold
 from onnxfold.proof.neighbourhood import Neighbourhood
-from tests.passes.affine.affine_graphs import graph
+from tests.graphs import graph
 
 _DRAW = np.random.default_rng(0).standard_normal
 _WEIGHTS = {"V": _DRAW((4, 6)), "W": _DRAW((4, 6)), "gamma": _DRAW(6), "last": np.array([-1])}

@@ -11,7 +11,7 @@ from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
 from onnxfold.shapes import infer
 from onnxfold.weights.centre import centred
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 
 _SETS, _SIZE, _FIRST = 50, 6, 4  # random indices are below 3
 _NORM = "y = LayerNormalization<axis=-1>(one, gamma)"
@@ -27,9 +27,8 @@ def _model(body: str, W: Array, index: str = "which") -> ir.Model:
     made |= {"W": W, "sets": np.array([0, _SETS, _SIZE]), "first": np.array(1)}
     made |= {"last": np.array([-1]), "epsilon": np.array(1e-5, np.float32)}
     text = _ONE.format(index=index) + body
-    used = {name: array for name, array in made.items() if name in text}
     inputs = "float[B,3] x" + (", int64 which" if index == "which" else "")
-    return graph(text, inputs, f"float[B,{_SIZE}] y", used)
+    return graph(text, inputs, f"float[B,{_SIZE}] y", made)
 
 
 def _fiber(chosen: range) -> Fiber:

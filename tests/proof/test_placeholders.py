@@ -15,7 +15,7 @@ from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.placeholders import PlaceholderRegion
 from onnxfold.proof.relation import EQUAL, Float64, Relation
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 
 LAYOUTS = {
     "transpose": "a = Transpose<perm=[0,2,1]>(n) m = Transpose<perm=[0,2,1]>(a) ",

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Certificate
 from onnxfold.proof import prove as prove_models
-from onnxfold.proof.positions import positions
+from onnxfold.proof.region import positions
 from onnxfold.proof.sizes import reduced
 from onnxfold.shapes import infer
 

@@ -9,7 +9,7 @@ import pytest
 import onnxfold
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.relation import EQUAL
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 
 _N = 12
 _NORM = (

@@ -12,7 +12,7 @@ import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.proof import roundings
-from tests.passes.affine.affine_graphs import Array, graph
+from tests.graphs import Array, graph
 from tests.passes.deferral.deferral_graphs import MEANS, defer, forced
 
 WIDTH = 64

@@ -11,7 +11,7 @@ import pytest
 import onnxfold
 from onnxfold.graph import Fiber
 from onnxfold.proof import mean_proofs, stored
-from tests.passes.affine.affine_graphs import Array, graph
+from tests.graphs import Array, graph
 
 C = np.random.default_rng(0).standard_normal((3, 2, 3))
 D = np.random.default_rng(1).standard_normal(3)

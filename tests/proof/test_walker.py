@@ -11,7 +11,7 @@ import onnxfold
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.proof import Certificate, prove
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 
 BODY = """<ir_version: 8, opset_import: ["": 18]>
 g (double[B,4] x, bool c) => (double[B,4] y) {{

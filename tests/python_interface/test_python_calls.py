@@ -149,7 +149,7 @@ def test_an_inspection_is_a_table_a_page_and_a_dictionary(path: Path) -> None:
     nothing = onnxfold.inspect(model_of([helper.make_node("Relu", ["x"], ["y"])],
                                         {"x": (TensorProto.FLOAT, [1])},
                                         {"y": (TensorProto.FLOAT, [1])}, {}))  # fmt: skip
-    assert repr(nothing) == "no norms"
+    assert repr(nothing) == "no norms: nothing to fold"
     assert "no norms" in nothing._repr_html_()
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 import onnxfold
 from onnxfold.report.html import page
 from onnxfold.report.printed import print_norms
+from tests.sessions import outputs
 
 SENTENCE = "results move by rounding, towards the exact ones"
 TWO_MOMENTS = "w = ReduceMean<axes=[-1]>(xx)\nuu = Mul(u, u)\nv = Sub(w, uu)\n"
@@ -68,14 +69,7 @@ def test_results_move_in_the_better_direction() -> None:
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, {"x": x})[0], np.float64)
+    return outputs(model, {"x": x})[0].astype(np.float64)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,12 +58,27 @@ def test_the_summary_has_fifteen_lines_and_ends_with_the_nodes_of_the_file(
         "proved: 9 norms",
         "checked: max error",
         "wrote ",
-        f"next: onnxfold bench {DIGITS} '",
+        f"next: onnxfold bench {DIGITS}",
         "file: 187 nodes, 139 before; the six of an RMSNorm become one in a session",
     )
     assert places == sorted(places)
     assert len(said.splitlines()) <= 15
     assert "BERT" not in said
+
+
+def test_the_next_command_can_be_copied_and_no_path_or_number_is_cut(
+    digits: dict[str, Any],
+) -> None:
+    path, data = f"{'long/' * 10}my fast.onnx", f"{'long/' * 10}my fast.onnx.data"
+    written = digits["output"] | {"path": path, "data": data, "data_files": [data]}
+    written |= {"bytes": 123_456_789}
+    said = _said(digits | {"output": written}, Path("models") / ("m" * 40))
+    assert "wrote " + path + " and\n" + data + ",\n123,456,789 bytes\n" in said
+    command = said.partition("next: ")[2].partition("\nfile: ")[0]
+    assert command.count(" \\\n  ") == 1
+    words = shlex.split(command.replace("\\\n", ""))  # as a shell reads it
+    assert words == ["onnxfold", "bench", f"models/{'m' * 40}", path]
+    assert max(map(len, said.splitlines())) <= 80
 
 
 _GOLDEN = """\
@@ -74,7 +90,8 @@ proved: 9 norms on zero-mean inputs, 20 centered weights seen by no other reader
 checked: max error E against a float64 run, R times the original's own
 rounding error (2 samples, onnxruntime V CPUExecutionProvider)
 wrote out.onnx, B bytes
-note: for quantize_static use --norm-form op, for onnx2torch --norm-form layer
+note: before quantize_static use --norm-form op, before onnx2torch --norm-form
+layer
 next: onnxfold bench digits_vit.onnx out.onnx
 file: 187 nodes, 139 before; the six of an RMSNorm become one in a session
 """
@@ -127,7 +144,7 @@ def test_fifteen_lines_say_what_became_of_a_foreign_model(name: str, tmp_path: P
     rows = report["inspect"]["norms"]
     stay = [p for row in rows for p in row["affine"] if not row[f"{p}_fused"]]
     said = " ".join(" ".join(lines).split())
-    assert not stay or " stay: " in said or " stays: " in said
+    assert not stay or " stay (" in said or " stays (" in said
     heads = map(sentences.without_sentence, sentences.reasons(report["inspect"]))
     assert all(head in said for head in heads)
 
@@ -154,7 +171,7 @@ def test_norms_that_nobody_would_fold_are_one_line() -> None:
         print_norms(console, document, full=full)
         said = console.file.getvalue()  # type: ignore[attr-defined]
         assert "24 L2 norms and 1 RMSNorm have no mean to subtract" in said
-        assert "1 x not_centred_norm: n is so (norm 'n')" in said
+        assert "1 norm stays (not_centred_norm): n is so (norm 'n')" in said
         assert ("q23" in said) == full
         assert ("q0 is so" in said) is False
 
@@ -167,8 +184,8 @@ def test_scales_that_stay_have_their_reason() -> None:
         "scales_kept": [{"output": f"s{number}", "reason": reason} for number in range(3)],
     }
     assert sentences.reasons(document) == [
-        "1 x activation: n is so (norm 'n')",
-        "3 scales stay: quantised: MatMul 'm' is quantised",
+        "1 norm stays (activation): n is so (norm 'n')",
+        "3 scales stay (quantised): MatMul 'm' is quantised",
     ]
 
 
@@ -188,8 +205,8 @@ def test_what_has_no_room_is_counted() -> None:
     said = _said(report, Path("my model.onnx"))
     assert len(said.splitlines()) <= 15
     for row in rows:
-        assert f"1 x {row['reason']['code']}" in " ".join(said.split())
-    assert said.rstrip().endswith("(onnxfold inspect)")
+        assert f"1 norm stays ({row['reason']['code']})" in " ".join(said.split())
+    assert said.rstrip().endswith(": onnxfold inspect has the reasons")
     assert "word …" in " ".join(said.split())
     assert "end" not in said
     assert said.count("end") != _said(report, verbose=True).count("end") == len(codes)
@@ -243,14 +260,15 @@ def test_a_gamma_that_is_computed_says_why_it_stays() -> None:
     inputs = {"x": kind, "gate": (TensorProto.FLOAT, [_WIDTH])}
     model = model_of(nodes, inputs, {"y": kind}, weights, opset=17)
     (line,) = sentences.staying(onnxfold.inspect(model)["norms"])
-    assert line.startswith("1 gamma stays: ")
+    assert line.startswith("1 gamma stays (")
 
 
 def test_one_line_counts_what_stays_for_one_reason() -> None:
     reason = {"code": "exact_reader", "sentence": "Add 'a' must see it", "nodes": ["a"]}
     row = {"name": "n", "affine": ["gamma", "beta"], "gamma_fused": True, "beta_fused": False}
     rows = [row | {"affine_reason": reason}, row | {"affine_reason": reason, "name": "m"}]
-    assert sentences.staying(rows) == ["2 betas stay: exact_reader: Add 'a' must see it (norm 'n')"]
+    (line,) = sentences.staying(rows)
+    assert line == "2 betas stay (exact_reader): Add 'a' must see it (norm 'n')"
 
 
 def test_long_names_lose_their_middle_on_a_narrow_terminal_alone() -> None:

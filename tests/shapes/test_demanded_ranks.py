@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.shapes import infer
+from tests.sessions import outputs
 
 # As PyTorch writes x.squeeze(1): a rank of 3, or of 4 where the size is not 1.
 _SQUEEZED = """
@@ -141,7 +141,6 @@ def test_a_norm_behind_a_squeeze_of_an_unknown_size_folds(size: int) -> None:
     assert len(made.plan.folds) == 1
     assert made.report["inspect"]["claimed_shapes"]["count"] == 1
     x = {"x": np.random.default_rng(1).standard_normal((2, size, 3, 6)).astype(np.float32)}
-    files = (each.SerializeToString() for each in (model, made.model))
-    old, new = (onnxruntime.InferenceSession(file).run(None, x)[0] for file in files)
+    old, new = (outputs(each, x)[0] for each in (model, made.model))
     # Rows of 6 channels in float32, of numbers of the order of 1: some 2^5 roundings of 2^-24.
     np.testing.assert_allclose(new, old, rtol=0, atol=2.0**-19 * np.abs(old).max())

@@ -9,7 +9,7 @@ import pytest
 
 import onnxfold
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import weights
+from tests.graphs import weights
 
 _STEP = (
     "m = MatMul(s, W) a = Add(m, b) n = LayerNormalization<axis=-1>(a, gamma, beta) "

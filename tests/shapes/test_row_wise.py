@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import onnxfold
 from onnxfold.errors import OnnxfoldError
-from tests.passes.affine.affine_graphs import weights
+from tests.graphs import weights
+from tests.pairs import pairs
+from tests.sessions import outputs
 
 _HEAD = "h0 = MatMul(x, W) h = Add(h0, b) "
 _TAIL = "p = MatMul(n, V) y = Add(p, c)"
@@ -46,17 +47,12 @@ def _model(body: str, output: str = "float y", opset: int = 17) -> onnx.ModelPro
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, {"x": x})[0])
+    return outputs(model, {"x": x})[0]
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("output", ["float y", "float[P,Q,3] y"])
-@pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES)
+@pairs(
+    body=_BODIES.values(), output=["float y", "float[P,Q,3] y"], target=["onnx", "ort", "kernels"]
+)
 def test_the_width_is_known_and_any_number_of_axes_runs(
     body: str, output: str, target: str
 ) -> None:

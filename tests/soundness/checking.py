@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold
 from tests.soundness.random_graphs import RandomGraph
 
-__all__ = ["Outcome", "Settings", "check", "settings_of"]
+__all__ = ["Outcome", "Settings", "check", "planned", "settings_of"]
 
 DOUBLE_BOUND = 1e-9
 # The worst output element over the worst of a few random roundings of the same size; ten draws come
@@ -62,6 +63,11 @@ class Settings:
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
+    def to_fold(self) -> dict[str, Any]:
+        """Return the arguments of a fold with these options."""
+        given = asdict(self)
+        return {"folding": given.pop("fold"), **given}
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -87,27 +93,28 @@ def settings_of(seed: int) -> Settings:
     )
 
 
+def planned(
+    graph: RandomGraph, settings: Settings, *, count_roles: bool = False, prove: bool = False
+) -> Outcome:
+    """Fold a graph and compare nothing; a crash of onnxfold is a failure like any other."""
+    given = settings.to_fold()
+    try:
+        folded = fold(graph.model, count_roles=count_roles, prove=prove, **given)
+    except (OnnxfoldError, *_ERRORS) as error:
+        return Outcome(f"crash: {_line(error)}", None)
+    return Outcome(None, folded)
+
+
 def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) -> Outcome:
-    """Fold a graph and compare; a crash of onnxfold is a failure like any other."""
+    """Fold a graph, prove it and compare."""
     try:
         expected = evaluate(graph.model, graph.feeds, graph.operators)
     except _ERRORS as error:
         return Outcome(f"oracle: {_line(error)}", None)
-    try:
-        folded = fold(
-            graph.model,
-            settings.target,
-            allow_split_bytes=settings.allow_split_bytes,
-            fuse=settings.fuse,
-            fuse_affine=settings.fuse_affine,
-            exclude=settings.exclude,
-            count_roles=count_roles,
-            defer=settings.defer,
-            device=settings.device,
-            folding=settings.fold,
-        )
-    except (OnnxfoldError, *_ERRORS) as error:
-        return Outcome(f"crash: {_line(error)}", None)
+    outcome = planned(graph, settings, count_roles=count_roles, prove=True)
+    folded = outcome.folded
+    if folded is None:
+        return outcome
     if not folded.proof.passed:
         return Outcome(f"proof: {folded.proof.failures[0]}", folded)
     if folded.plan.gain_ps < folded.plan.cost_ps:

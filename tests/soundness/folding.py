@@ -59,6 +59,7 @@ def fold(
     defer: bool = False,
     device: Device = Device.CPU,
     folding: Folding = Folding.ALWAYS,
+    prove: bool = True,
 ) -> Folded:
     """Fold everything that the plan finds worth it; ``fuse`` residual additions too.
 
@@ -84,7 +85,9 @@ def fold(
         roles = _roles(decide_all(prepare(original), settings, without=without))
     settings = replace(settings, fused_before=residual_calls(original))
     timer = StageTimer(None)
-    folded = pipeline.fold(prepare(original), original, settings, timer, without=without)
+    folded = pipeline.fold(
+        prepare(original), original, settings, timer, without=without, prove=prove
+    )
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())
     if folded.left_out:

@@ -10,10 +10,20 @@ import pytest
 from onnxfold.operators.row import Operator
 from tests.operators.mutants import ROLES, AlwaysZeroMean, Broken, NeverSeen, Watched
 from tests.operators.rows import LAWS, transfer_for, with_transfer
-from tests.soundness.checking import Settings, check, settings_of
+from tests.soundness.checking import Settings, check, planned, settings_of
 from tests.soundness.random_graphs import sampled_graph
 
 _GRAPHS, _UNCHANGED = 200, 60
+# Where few graphs show that a reader is never seen: the seed of one that does, tried first.
+_SHOWN_AT = {
+    "Add": 4, "Sub": 4, "Sum": 34, "Mean": 34, "Neg": 4, "Identity": 13, "Cast": 39,
+    "CastLike": 8, "Dropout": 51, "Where": 6, "Transpose": 20, "Reshape": 11, "Squeeze": 4,
+    "Unsqueeze": 4, "Split": 3, "CumSum": 28, "Slice": 7, "Gather": 12, "GatherND": 54,
+    "ScatterElements": 7, "Concat": 4, "Tile": 45, "Pad": 2, "MatMul": 2, "Gemm": 2, "Conv": 3,
+    "ConvTranspose": 4, "Attention": 4, "AveragePool": 12, "GlobalAveragePool": 35, "Resize": 5,
+    "Softmax": 41, "LogSoftmax": 41, "FusedMatMul": 2, "TransposeMatMul": 2, "BiasAdd": 14,
+    "MultiHeadAttention": 4, "GroupQueryAttention": 3, "MatMulNBits": 16, "Center": 6,
+}  # fmt: skip
 # Roles that a graph cannot show, with the reason.
 _NOT_SHOWN = {
     ("ConstantOfShape", "AlwaysZeroMean"): "a norm of equal constants stays",
@@ -24,20 +34,22 @@ _NOT_SHOWN = {
 }
 
 
-def _fails(law: Operator, seed: int) -> bool:
-    rng = random.Random(seed)  # noqa: S311 # no secret
-    # Copies of weights allowed, so that a fold is rarely left out for its costs.
-    settings: Settings = replace(settings_of(seed), allow_split_bytes=1 << 20, exclude=None)
-    return check(sampled_graph(rng, law.key), settings).failure is not None
-
-
 def _verdict(law: Operator, mutant: type[Broken], patch: pytest.MonkeyPatch) -> str:
     watched = Watched(transfer_for(law), mutant(transfer_for(law)))
     with_transfer(patch, law, watched)
-    for seed in range(_GRAPHS):
-        if _fails(law, seed):
+    differed, first = False, _SHOWN_AT.get(law.op_type, 0) if mutant is NeverSeen else 0
+    for seed in dict.fromkeys((first, *range(_GRAPHS))):
+        graph = sampled_graph(random.Random(seed), law.key)  # noqa: S311 # no secret
+        # Copies of weights allowed, so that a fold is rarely left out for its costs.
+        settings: Settings = replace(settings_of(seed), allow_split_bytes=1 << 20, exclude=None)
+        watched.differed = False
+        outcome = planned(graph, settings)
+        if watched.differed and outcome.failure is None:  # otherwise there is nothing to notice
+            outcome = check(graph, settings)
+        if outcome.failure is not None:
             return "noticed"
-        if seed >= _UNCHANGED and not watched.differed:
+        differed |= watched.differed
+        if seed >= _UNCHANGED and not differed:
             return "says what the law says"
     return "missed"
 

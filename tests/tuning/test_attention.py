@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 from onnxfold.graph import ModelInfo
@@ -17,6 +16,7 @@ from onnxfold.tuning import join_attention
 from onnxfold.tuning.attention_sites import AttentionSite, find_attention
 from onnxfold.tuning.join_attention import with_joined_attention
 from onnxfold.tuning.proved_rewriting import NotRewritten
+from tests.sessions import outputs
 
 _ROUNDING = 2e-6  # of means of numbers of the order of 1
 _B, _N, _S, _T, _H, _P = 2, 3, 4, 4, 5, 6
@@ -116,8 +116,7 @@ def _feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def _outputs(model: onnx.ModelProto) -> list[np.ndarray]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run([v.name for v in model.graph.output], _feeds(model))
+    return outputs(model, _feeds(model))
 
 
 @pytest.mark.parametrize("body", _SPELLINGS.values(), ids=_SPELLINGS)

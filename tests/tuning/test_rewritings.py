@@ -7,13 +7,13 @@ import onnx
 import onnx.parser
 import onnx.printer
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 
 from onnxfold.graph.operands import known_tensor
 from onnxfold.tuning.proved_rewriting import NotRewritten, rewritten
 from onnxfold.tuning.unflatten import unflatten
 from onnxfold.tuning.untie import tied_again, untie
+from tests.sessions import outputs
 
 # Sums of 4 to 6 products of numbers below 4, in float32 and another order.
 _ROUNDING = 1e-5
@@ -38,8 +38,7 @@ def _model(body: str, inputs: str = "float[B,T,4] x") -> onnx.ModelProto:
 
 
 def _outputs(model: onnx.ModelProto) -> np.ndarray:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {v.name: _FEEDS[v.name] for v in session.get_inputs()})[0]
+    return outputs(model, {value.name: _FEEDS[value.name] for value in model.graph.input})[0]
 
 
 _FLAT = "f = Reshape (x, rows)  p = Gemm {attributes} (f, {operands})  y = Reshape (p, back)"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import onnxfold
@@ -20,6 +19,7 @@ from onnxfold.tuning import tuner as tuning
 from onnxfold.tuning.candidate import Status
 from onnxfold.tuning.processes import Processes
 from onnxfold.tuning.publish import METADATA_KEY
+from tests.sessions import session
 from tests.tuning.broken_tools import BROKEN
 
 DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
@@ -27,11 +27,9 @@ HELDOUT = DIGITS.with_name("heldout.npz")
 
 
 def _outputs(path: Path) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    loaded = session(path)
     images = np.random.default_rng(0).normal(size=(3, 1, 8, 8)).astype(np.float32)
-    return session.run(None, {session.get_inputs()[0].name: images})[0]
+    return loaded.run(None, {loaded.get_inputs()[0].name: images})[0]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from onnxfold.weights.centre import centred
 from onnxfold.weights.edited import Product, edited, evaluated
 from onnxfold.weights.edits import Centre, Scale, Shift
 from onnxfold.weights.evaluation import Evaluation
-from tests.passes.affine.affine_graphs import Array, graph
+from tests.graphs import Array, graph
 
 
 def _rows_scaled_and_columns_centred(

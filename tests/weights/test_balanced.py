@@ -6,17 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfold.weights.balanced import rounded_to_sum
+from onnxfold.weights.means import rounded_to_sum
+from tests.pairs import pairs
 
 TYPES = [np.dtype(t) for t in (np.float16, np.float32, ml_dtypes.bfloat16)]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("shape", "axis"), [((768,), 0), ((40, 96), 1), ((96, 40), 0)])
-@pytest.mark.parametrize("spread", [1e-3, 1.0, 1e3])
+@pairs(dtype=TYPES, spread=[1e-3, 1.0, 1e3], of=[((768,), 0), ((40, 96), 1), ((96, 40), 0)])
 def test_the_sum_is_kept(
-    dtype: np.dtype[np.generic], shape: tuple[int, ...], axis: int, spread: float
+    dtype: np.dtype[np.generic], spread: float, of: tuple[tuple[int, ...], int]
 ) -> None:
+    shape, axis = of
     on_a_grid = np.random.default_rng(0).standard_normal(shape).astype(dtype) * dtype.type(spread)
     exact = on_a_grid.astype(np.float64)
     exact -= exact.mean(axis=axis, keepdims=True)

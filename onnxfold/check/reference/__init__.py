@@ -8,7 +8,7 @@ from onnxfold.check.reference.interpreter import (
     run,
     run_nodes,
 )
-from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator
+from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator, is_stochastic
 from onnxfold.check.reference.precision import (
     Array,
     Precision,
@@ -18,7 +18,6 @@ from onnxfold.check.reference.precision import (
     is_wide_float,
     unit_roundoff,
 )
-from onnxfold.check.reference.stochastic import is_stochastic
 
 __all__ = [
     "Array",

@@ -139,12 +139,8 @@ class _Frame:
         raise ModelError(f"value {value.name!r} is used before it is computed")
 
 
-@dataclass(frozen=True, slots=True)
-class _Schedule:
-    """Nodes in order; after each one, the values without a further reader."""
-
-    nodes: tuple[ir.Node, ...]
-    dead: tuple[tuple[ir.Value, ...], ...]
+# Nodes in order, each with the values that it reads last.
+_Schedule = list[tuple[ir.Node, list[ir.Value]]]
 
 
 def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
@@ -158,7 +154,7 @@ def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
     dead: list[list[ir.Value]] = [[] for _ in nodes]
     for value, position in last.items():
         dead[position].append(value)
-    return _Schedule(nodes, tuple(tuple(values) for values in dead))
+    return list(zip(nodes, dead, strict=True))
 
 
 @lru_cache(maxsize=4096)
@@ -208,8 +204,7 @@ class _Interpreter:
     def _execute(self, body: ir.Graph | ir.Function, frame: _Frame) -> None:
         if body not in self._schedules:
             self._schedules[body] = _scheduled(body)
-        schedule = self._schedules[body]
-        for node, dead in zip(schedule.nodes, schedule.dead, strict=True):
+        for node, dead in self._schedules[body]:
             self.run_node(node, frame)
             for value in dead:
                 frame.values.pop(value, None)

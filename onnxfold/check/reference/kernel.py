@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from onnxfold.check.reference.precision import Array, Precision
 from onnxfold.errors import ModelError
-from onnxfold.graph import node_label, operator
-from onnxfold.operators.table import find
+from onnxfold.graph import constant_tensor, node_label, operator
+from onnxfold.operators.row import Family
+from onnxfold.operators.table import find, row_of
 
 # The value of an edge: a tensor, a sequence of tensors, or nothing (an absent optional).
 Datum: TypeAlias = "Array | list[Array] | None"
@@ -142,3 +143,15 @@ def find_kernel(domain: str, name: str) -> Kernel | None:
     if module:
         import_module(f"onnxfold.check.reference.kernels.{module}")
     return _KERNELS.get((domain, name))
+
+
+def is_stochastic(node: ir.Node) -> bool:
+    """Whether a node may draw random numbers, as Dropout does in training mode."""
+    row = row_of(node)
+    return row.random or (row.family is Family.DROPOUT and _may_train(node))
+
+
+def _may_train(node: ir.Node) -> bool:
+    told = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = constant_tensor(told)
+    return told is not None and (tensor is None or bool(tensor.numpy().any()))

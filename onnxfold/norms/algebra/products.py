@@ -69,11 +69,11 @@ def divide(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def negate(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Neg."""
+    """Neg; a norm ends before it, because no operator of a norm has a sign."""
     value = node.inputs[0]
     form = algebra.form(value)
     if value is not None and isinstance(form, AffineForm):
-        return _scaled(algebra, node, value, form, MINUS_ONE)
+        return None if form.complete else _scaled(algebra, node, value, form, MINUS_ONE)
     return moments.scaled_statistic(algebra, value, -1.0)
 
 

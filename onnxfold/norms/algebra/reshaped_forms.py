@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import follow_reshape
+from onnxfold.graph import follow_reshape, operator
 from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, MomentAxes, Root, Square
 from onnxfold.norms.algebra.graph_state import Algebra
@@ -14,6 +14,8 @@ from onnxfold.norms.algebra.guards import extend, legal
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
+
+_APPLY = ("Add", "Div", "Mul", "Sub")  # gamma or beta
 
 
 def reshape(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -78,6 +80,9 @@ def _returned(
     a, m, c = (_before(term, whole, shape) for term in (form.a, form.m, form.c))
     if over is None or a is None or m is None or c is None:
         return None
+    of_rows = form.complete and _is_of_rows(form.over, whole) and _is_of_rows(over, shape)
+    if of_rows and not _is_joined_with_constant(algebra, node.outputs[0]):
+        return None
     if not form.mixed and not extend(algebra, node, value):
         return None
     algebra.reshaped[node.outputs[0]] = form.t
@@ -85,6 +90,20 @@ def _returned(
     denominator = replace(form.denominator, t=t, over=over)
     returned = replace(form, t=t, over=over, a=a, m=m, c=c, denominator=denominator, mixed=False)
     return returned if legal(algebra, returned) else None
+
+
+def _is_of_rows(over: MomentAxes, shape: SymbolicShape) -> bool:
+    """Whether a norm is of all of the last axis, so that Reshapes around it only count its rows.
+
+    Such a norm ends before the last Reshape, as one of one operator does.
+    """
+    return over.fiber is not None and over.fiber.whole and over.axes == (len(shape) - 1,)
+
+
+def _is_joined_with_constant(algebra: Algebra, value: ir.Value) -> bool:
+    """Whether a reader may apply gamma or beta."""
+    readers = [use.node for use in value.uses() if operator(use.node) in _APPLY]
+    return any(algebra.view.tensor(other) is not None for node in readers for other in node.inputs)
 
 
 def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:

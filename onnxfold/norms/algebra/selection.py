@@ -4,7 +4,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
 from onnxfold.graph.operands import computed_by, operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
 from onnxfold.norms.algebra.graph_state import Algebra
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, Fiber, ModelInfo
 from onnxfold.graph.operands import operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.operators.families.transfer import ZeroMean, refuse, unknown_shape
 from onnxfold.operators.row import Shapes
 from onnxfold.operators.table import row_of

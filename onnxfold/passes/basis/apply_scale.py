@@ -18,10 +18,9 @@ def apply(edit: Editor, plan: ScalePlan, settings: Settings) -> None:
     del settings
     places = PlaceEditor(edit)
     values = edit.by_ref()
+    for place, factor in plan.factors():
+        places.change(place, Scale(place.channels, np.array([factor])))
     for stream in plan.streams:
-        for each in stream.places:
-            factor = np.array([stream.factor**each.power])
-            places.change(each.place, Scale(each.place.channels, factor))
         for opened in stream.opened:
             _open(edit, values, opened, stream.factor)
         for epsilon in stream.epsilons:

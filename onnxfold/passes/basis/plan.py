@@ -1,6 +1,6 @@
 """What becomes of the basis of a stream, as frozen data."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onnxfold.graph import Fiber
@@ -161,6 +161,21 @@ class ScalePlan:
     def empty(self) -> bool:
         """Whether nothing is to be done."""
         return not self.streams
+
+    def factors(self) -> tuple[tuple[Place, float], ...]:
+        """Return every constant that changes, and what it is multiplied by.
+
+        A constant between two streams takes the factors of both: c of the one that its layer
+        writes, 1/c of the one that it reads.
+        """
+        found: dict[tuple[str, ReaderRef], tuple[Place, float]] = {}
+        for stream in self.streams:
+            for each in stream.places:
+                key = each.place.value, each.place.reader
+                place, factor = found.get(key, (each.place, 1.0))
+                place = replace(place, copy=place.copy or each.place.copy)
+                found[key] = place, factor * stream.factor**each.power
+        return tuple((place, factor) for place, factor in found.values() if factor != 1)
 
     def left_out(self, reason: str) -> "ScalePlan":
         """Return the plan to scale nothing."""

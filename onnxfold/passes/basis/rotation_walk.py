@@ -9,12 +9,11 @@ and for queries and keys (q R) (k R)' = q k'.
 Source: Ashkboos et al., "SliceGPT", 2024, section 3.1; "QuaRot", 2024, for heads.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
+from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormKind, NormSite
 from onnxfold.operators import facets
@@ -22,24 +21,20 @@ from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.rules import keeps_order
 from onnxfold.operators.families.transfer import Backward, ZeroMean, refuse
 from onnxfold.operators.table import row_of
+from onnxfold.passes.basis.basis_walk import BasisWalk
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
-from onnxfold.streams.stream_walk import StreamWalk, broken_at
-from onnxfold.weights.narrow import refuse_narrow
+from onnxfold.streams.stream_walk import broken_at
 
 
-class RotationWalk(StreamWalk):
+class RotationWalk(BasisWalk):
     """Finds all points that are times R when one is; the weights of it take R."""
 
     change = "that is rotated"
 
     def __init__(self, info: ModelInfo, transfers: ModelTransfers, sites: Iterable[NormSite]):
         every = tuple(sites)
-        super().__init__(info, transfers, {node: site for site in every for node in site.nodes})
-        self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
-        for site in every:
-            for node in site.nodes:
-                self._owners[node].append(site)
+        super().__init__(info, transfers, every)
         self._site_of = {site.output: site for site in every}
 
     def refuse_place(self, point: Point) -> Refusal | None:
@@ -89,20 +84,12 @@ class RotationWalk(StreamWalk):
             return self.unknown(node)
         return None
 
-    def refuse_weight(self, point: Point) -> Refusal | None:
-        """Take weights of floats."""
-        tensor, name = self.info.tensor(point.value), point.value.name or ""
-        if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' does not contain floats"
-            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
-        return refuse_narrow(self.info, point.value)
-
     def read(self, point: Point, reader: Reader) -> Refusal | None:
         """Take norms and sums over the channels into the stream, or say what sees the rotation."""
         node, row = reader.node, row_of(reader.node)
         if self.info.is_dead(node) or not facets.reads_elements(row):
             return None
-        sites = [site for site in self._owners.get(node, ()) if site.input is point.value]
+        sites = self.norms_of(point.value, node)
         if sites:
             refusals = (self._through_norm(point, site) for site in sites)
             return next((why for why in refusals if why is not None), None)

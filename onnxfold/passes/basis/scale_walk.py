@@ -25,10 +25,10 @@ from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
+from onnxfold.passes.basis.basis_walk import BasisWalk
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.obstacles import refuse_foreign
-from onnxfold.streams.stream_walk import StreamWalk
 
 _EVERY = Fiber(())  # a scale is along no axis
 
@@ -42,7 +42,7 @@ class ScaledConstant:
     node: ir.Node
 
 
-class ScaleWalk(StreamWalk):
+class ScaleWalk(BasisWalk):
     """Finds all values that are scaled by c when one is, and how.
 
     ``constants`` take a power of c; a product with c follows each ``opened`` value, for the named
@@ -52,12 +52,7 @@ class ScaleWalk(StreamWalk):
     change = "times a power of two"
 
     def __init__(self, info: ModelInfo, transfers: ModelTransfers, sites: Iterable[NormSite]):
-        every = tuple(sites)
-        super().__init__(info, transfers, {node: site for site in every for node in site.nodes})
-        self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
-        for site in every:
-            for node in site.nodes:
-                self._owners[node].append(site)
+        super().__init__(info, transfers, tuple(sites))
         self.constants: list[ScaledConstant] = []
         self.opened: dict[ir.Value, list[Reader]] = {}
         self.ending: dict[ir.Value, NormSite] = {}
@@ -205,7 +200,7 @@ class ScaleWalk(StreamWalk):
     def _count(self, node: ir.Node) -> int:
         """Count the factors of a product that are times c as they stand; a norm sees no c."""
         given = [operand(node, index) for index in self._factors(node)]
-        normalised = {site.input for site in self._owners.get(node, ())}
+        normalised = {site.input for site in self.owners.get(node, ())}
         return sum(self.holds(v) and v not in normalised and v not in self._entries for v in given)
 
     def _settle_layers(self) -> None:
@@ -222,7 +217,7 @@ class ScaleWalk(StreamWalk):
     def read(self, point: Point, reader: Reader) -> Refusal | None:
         """Take a reader into the stream, let it undo c, or say that it must see the value."""
         node, row = reader.node, row_of(reader.node)
-        sites = [s for s in self._owners.get(node, ()) if s.input is point.value]
+        sites = self.norms_of(point.value, node)
         no_number = facets.reads_type_alone(row, reader.index) or not facets.reads_elements(row)
         if self.info.is_dead(node) or no_number:
             return None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.passes.centring.network import CentringCut
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph

@@ -159,8 +159,11 @@ class _Prices:
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1:  # together they compute x - mean(x) once, as a centering does
+        if shared > 1 and not self.lowering.calls_in_place(site):
+            # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
+        if self.view.is_dead(site.last):  # it folds where that costs nothing
+            gain = min(gain, 1)
         return Demand(site, gain, spent, apart + beta)
 
     def _keeps_beta(self, site: NormSite) -> bool:
@@ -185,7 +188,7 @@ class _Prices:
 def _too_dear(view: ModelInfo, demand: Demand) -> Refusal:
     """Refuse a norm that would not be faster, with its savings and costs."""
     count = demand.operators
-    more = f"{count} operator{'' if count == 1 else 's'} more"
+    more = f"{count} more operator{'' if count == 1 else 's'}"
     return _dearer(view, demand.site, demand.gain_ps, more, demand.spent_ps)
 
 
@@ -198,9 +201,9 @@ def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal
 
 def _dearer(view: ModelInfo, site: NormSite, saved: int, what: str, spent: int) -> Refusal:
     fixed = work(view.shape(site.input), site.size).fixed
-    sizes = "" if fixed else ", for 1 in the place of each size that is free"
+    sizes = "" if fixed else ", counting each free size as 1"
     sentence = (
-        f"without its mean norm '{site.name}' would save {microseconds(saved)}, and {what} would "
+        f"norm '{site.name}' would save {microseconds(saved)} without its mean, but {what} would "
         f"take {microseconds(spent)}{sizes}{_ALWAYS}"
     )
     return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))

@@ -13,10 +13,9 @@ from onnxfold.graph.equality import numbers_key
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs, all_nodes
-from onnxfold.model_io.replacing import METADATA_KEY
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import METADATA_KEY, Target, WrittenForm
 from onnxfold.shapes.inference import strip_types
 from onnxfold.targets.norm_settings import common_settings, setting_of_call, setting_of_each
 from onnxfold.targets.turned import turned_values

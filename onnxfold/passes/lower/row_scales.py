@@ -9,7 +9,7 @@ Each is spelled as passes/deferral writes it, in FLOAT, over the last axis.  Ret
 nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, keeps_dims, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import computed_by, is_read_once, only_reader, producer_of
+from onnxfold.norms import find_norms
 from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
@@ -71,7 +72,13 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
             if taken.isdisjoint(fusion.nodes):
                 taken.update(fusion.nodes)
                 found.append(fusion)
-    return of_one_setting(view, found)
+    return of_one_setting(view, _without_norms(view, found) if match is _product else found)
+
+
+def _without_norms(view: ModelInfo, found: Sequence[RowFusion]) -> list[RowFusion]:
+    """Leave the products of norms in several operators, which would be norms no longer."""
+    inside = {node for site in find_norms(view) for node in site.nodes} if found else ()
+    return [fusion for fusion in found if fusion.nodes[0] not in inside]
 
 
 def _before(node: ir.Node | None, op_type: str, index: int = 0) -> ir.Node | None:

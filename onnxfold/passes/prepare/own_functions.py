@@ -4,6 +4,7 @@ A model may have its own function with such a name; it is then a function like a
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -28,7 +29,7 @@ def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
     """Whether a function of the model computes what our operator of its name does, in all calls."""
     if body.domain != DOMAIN or body.name not in SIGNATURES:
         return False
-    key = _key(body)
+    key, opset = _key(body), body.opset_imports.get("", 0)
     settings = {
         (
             -node.attributes.get_int("axis", -1),
@@ -39,7 +40,8 @@ def is_ours(body: ir.Function, calls: Iterable[ir.Node]) -> bool:
         for node in calls
     }
     return all(
-        any(_key(known) == key for known in _written(body, *setting)) for setting in settings
+        any(_key_of(body.name, opset, each) == key for each in _settings(*setting))
+        for setting in settings
     )
 
 
@@ -69,20 +71,21 @@ def spell_out(
     return done
 
 
-def _written(
-    body: ir.Function, axes: int, epsilon: float, levels: float, least: float
-) -> Iterator[ir.Function]:
-    """Yield the bodies that onnxfold writes for such a call, of each element type and spelling."""
+def _settings(axes: int, epsilon: float, levels: float, least: float) -> Iterator[Setting]:
+    """Yield those of the bodies that onnxfold writes for such a call, by type and spelling."""
     ranks = range(LARGEST_EXPONENT_RANK + 1)
     for spelling in product((False, True), _TYPES, (True, False), (False, True), ranks):
         turned, dtype, convertible, rms_operator, rank = spelling
-        setting = Setting(
-            dtype, axes, epsilon, convertible, rms_operator, turned, rank, levels, least
-        )
-        try:
-            yield function(body.name, body.opset_imports.get("", 0), setting, body.overload)
-        except InvariantError:
-            continue  # no body exists for this opset and type
+        yield Setting(dtype, axes, epsilon, convertible, rms_operator, turned, rank, levels, least)
+
+
+@lru_cache(maxsize=4096)
+def _key_of(name: str, opset: int, setting: Setting) -> _Key | None:
+    """Return the key of our body; None if there is none for this opset and type."""
+    try:
+        return _key(function(name, opset, setting))
+    except InvariantError:
+        return None
 
 
 def _key(body: ir.Function) -> _Key:

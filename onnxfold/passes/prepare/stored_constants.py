@@ -25,8 +25,7 @@ from onnxfold.graph.operands import (
     producer_of,
     weight_operand,
 )
-from onnxfold.graph.reached import reached
-from onnxfold.graph.traversal import graph_values
+from onnxfold.graph.traversal import graph_values, reached
 from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import weight_value
 from onnxfold.operators.table import row_of
@@ -84,31 +83,39 @@ def merge_constant_factors(view: ModelInfo) -> tuple[str, ...]:
 
 def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]]) -> bool:
     outer = weight_operand(view, node, "Mul")
-    product = None if outer is None else node.inputs[1 - outer]
-    inner_node = producer_of(product)
-    if outer is None or product is None or inner_node is None:
+    merged = None if outer is None else view.array(node.inputs[outer])
+    if outer is None or merged is None or not isinstance(node.graph, ir.Graph):
         return False
-    found = _factor(view, inner_node)
-    if found is None or not is_read_once(product):
-        return False
-    if inner_node.graph is not node.graph or not isinstance(node.graph, ir.Graph):
-        return False
-    start, first = found
-    second = view.array(node.inputs[outer])
-    if second is None or (first is not None and first.dtype != second.dtype):
-        return False
-    merged = np.negative(second) if first is None else product_of(first, second)
+    old, start = node.inputs[outer], node.inputs[1 - outer]
+    gone: list[ir.Node] = []
+    while (step := _before(view, node.graph, start, merged)) is not None:
+        inner, start, merged = step
+        gone.append(inner)
     name = f"{node.outputs[0].name}.factor"
-    if merged is None or name in taken():
+    if not gone or name in taken():
         return False
     value = weight_value(name, merged)
-    old = node.inputs[outer]
     add_constant(node.graph, value)
     set_input(node, outer, value)
     set_input(node, 1 - outer, start)
-    sweep([inner_node])
+    sweep(reversed(gone))
     drop_weight(old)
     return True
+
+
+def _before(
+    view: ModelInfo, graph: ir.Graph, product: ir.Value | None, second: Array
+) -> tuple[ir.Node, ir.Value | None, Array] | None:
+    """Return the node of a factor that a product by ``second`` can absorb, x, and the product."""
+    node = producer_of(product)
+    found = None if node is None else _factor(view, node)
+    if node is None or product is None or found is None or node.graph is not graph:
+        return None
+    start, first = found
+    if not is_read_once(product) or (first is not None and first.dtype != second.dtype):
+        return None
+    merged = np.negative(second) if first is None else product_of(first, second)
+    return None if merged is None else (node, start, merged)
 
 
 def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | None] | None:

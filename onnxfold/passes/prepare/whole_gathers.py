@@ -15,8 +15,7 @@ import onnx_ir as ir
 from onnxfold.graph import constant_tensor, node_label
 from onnxfold.graph.edit import sweep
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands
-from onnxfold.graph.reached import reached
-from onnxfold.graph.traversal import all_nodes
+from onnxfold.graph.traversal import all_nodes, reached
 from onnxfold.passes.split_skip_norms import Builder
 
 _MOST_TERMS = 8  # of indices: torch writes one for each axis

@@ -2,9 +2,10 @@
 
 from collections.abc import Container, Iterable, Iterator
 
+import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import known_operand
@@ -90,12 +91,13 @@ def decide_scales(
     biased: set[ir.Node] = set()  # layers to which an earlier fusion adds a bias
     fusions: list[ScaleFusion] = []
     refusals: list[tuple[str, Refusal]] = []
+    varied: set[Reader] = set()  # constant operands that get different numbers by earlier fusions
     scaled: dict[str, ir.TensorProtocol] = {}  # weights of 16 bits after earlier fusions
     for node in view.nodes():
         op = None if node in of_norms else channel_op(view, node)
         if op is None or (not scores and scales_scores(view, node)):
             continue
-        writer = writer_of(view, op, passed, norms)
+        writer = writer_of(view, op, passed, norms, varied)
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)
@@ -110,7 +112,14 @@ def decide_scales(
             passed[node.outputs[0]] = passed.get(source, source)
             if fusion.shifted is not None and not fusion.shifted.value:
                 biased.add(writer.node)
+            if any(part is not None and np.ptp(part) > 0 for part in (op.scale, op.shift)):
+                varied |= {root.reader for root in _changed(op, writer)}
     return tuple(fusions), tuple(refusals)
+
+
+def _changed(op: ChannelOp, writer: LinearWriter) -> tuple[EditPlace, ...]:
+    """Return the constants that an absorbed operator scales or shifts."""
+    return writer.biases[:1] if op.scale is None else (writer.weight, *writer.biases)
 
 
 def _few_bits(

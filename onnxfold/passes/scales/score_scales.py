@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import operands
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.passes.scales.constant_operands import is_weight
 
 # Operators that exporters write between a scale and Softmax; runtimes do not search beyond others.

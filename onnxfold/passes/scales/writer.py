@@ -7,7 +7,7 @@ one number c also a rotary embedding and the product with another activation (at
 After one part of a joint projection, c and d apply to the part, and are 1 and 0 elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -154,11 +154,13 @@ def writer_of(
     op: ChannelOp,
     passed: Mapping[ir.Value, ir.Value],
     norms: Mapping[ir.Value, NormSite],
+    varied: Container[Reader] = (),
 ) -> LinearWriter | Refusal:
     """Return the linear layer that computes the operator's input, through unshared values.
 
     ``passed`` are the results of channel operators that are absorbed as well, each with the value
-    before them all; ``norms``, by their results, those of one operator.
+    before them all; ``norms``, by their results, those of one operator; ``varied``: operands to
+    which channel operators that are absorbed as well give different numbers.
     """
     value, channels = op.node.inputs[op.index], op.channels
     biases: list[EditPlace] = []
@@ -196,7 +198,7 @@ def writer_of(
         if isinstance(step, Refusal):
             taker = _constants(view, op, norms.get(value), value, channels, biases)
             direct = len(op.node.inputs) > 1 and before_passed(op, passed) is value
-            takes = taker is not None and _may_take(view, op, taker, direct=direct)
+            takes = taker is not None and _may_take(view, op, taker, varied, direct=direct)
             return replace(taker, part=part) if taker is not None and takes else step
         value, channels = step
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
@@ -289,7 +291,14 @@ def before_passed(op: ChannelOp, passed: Mapping[ir.Value, ir.Value]) -> ir.Valu
     return passed.get(value, value) if is_read_once(value) else value
 
 
-def _may_take(view: ModelInfo, op: ChannelOp, taker: LinearWriter, *, direct: bool) -> bool:
+def _may_take(
+    view: ModelInfo,
+    op: ChannelOp,
+    taker: LinearWriter,
+    varied: Container[Reader],
+    *,
+    direct: bool,
+) -> bool:
     """Whether a second run finds nothing that the first one left.
 
     Ones and zeros in an operator replace missing parameters of the original norm. That norm could
@@ -298,7 +307,7 @@ def _may_take(view: ModelInfo, op: ChannelOp, taker: LinearWriter, *, direct: bo
     if direct and (op.scale is None or not taker.biases):
         return True
     place = taker.weight if op.scale is not None or not taker.biases else taker.biases[0]
-    array = view.array(place.value)
+    array = None if place.reader in varied else view.array(place.value)
     return array is None or array.size == 1 or not bool(np.all(array == array.flat[0]))
 
 

@@ -24,8 +24,8 @@ from onnxfold.shapes.symbolic import SymbolicShapes
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.stream_walk import Stream
 from onnxfold.targets.lowering import TargetLowering
-from onnxfold.weights.balanced import rounded_to_sum
 from onnxfold.weights.edited import unrounded
+from onnxfold.weights.means import rounded_to_sum
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:

@@ -22,9 +22,9 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, change_constant
+from onnxfold.graph.equality import stored_rows
 from onnxfold.graph.operands import known_tensor
-from onnxfold.graph.reached import reached
-from onnxfold.graph.stored_rows import stored_rows
+from onnxfold.graph.traversal import reached
 from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift

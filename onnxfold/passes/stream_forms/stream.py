@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, Fiber, ModelInfo, Reader
+from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.parts import sliced_axes
@@ -26,7 +26,6 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.stream_walk import Stream, StreamWalk
 from onnxfold.weights.centre import is_centred_weight
-from onnxfold.weights.narrow import refuse_narrow
 
 
 def stream_of(
@@ -99,14 +98,11 @@ class ResizingWalk(StreamWalk):
 
     def refuse_weight(self, point: Point) -> Refusal | None:
         """Return why a weight cannot omit a channel, or None."""
-        tensor, name = self.info.tensor(point.value), point.value.name or ""
-        if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' does not contain floats"
-            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
-        if not is_centred_weight(tensor, point.fiber):
-            sentence = f"weight '{name}' has a mean along {point.fiber}"
-            return Refusal(RefusalCode.HAS_MEAN, sentence, (name,))
-        return refuse_narrow(self.info, point.value)
+        why, tensor = super().refuse_weight(point), self.info.tensor(point.value)
+        if why is None and tensor is not None and not is_centred_weight(tensor, point.fiber):
+            sentence = f"weight '{point.value.name}' has a mean along {point.fiber}"
+            return Refusal(RefusalCode.HAS_MEAN, sentence, (point.value.name or "",))
+        return why
 
     def read(self, point: Point, reader: Reader) -> Refusal | None:
         """Take a reader into the stream; one of its shape is looked at when all of it is known."""

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import computed_by
-from onnxfold.graph.reached import reached
+from onnxfold.graph.traversal import reached
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import ZeroMeanGraph
 from onnxfold.streams.model_transfers import Point

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnxfold.check.reference import Array, Precision, run
+from tests.sessions import outputs
 
 __all__ = ["float64", "native", "one_node", "onnxruntime_outputs", "parsed"]
 
@@ -69,12 +70,4 @@ def native(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> list[Array
 
 
 def onnxruntime_outputs(proto: onnx.ModelProto, inputs: Sequence[Array | None]) -> list[Array]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return [np.asarray(y) for y in session.run(None, _feeds(inputs))]
+    return outputs(proto, _feeds(inputs), level="none")

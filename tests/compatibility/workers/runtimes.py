@@ -1,7 +1,8 @@
 """How each runtime loads and runs a file: name -> load(path, inputs) -> (run, facts).
 
-`run()` returns the outputs in the order of the graph. The inputs are given to `load` for those that
-compile for fixed shapes. One thread and float32 wherever a runtime lets that be chosen.
+`run(inputs)` returns the outputs in the order of the graph. Inputs of the same shapes are given to
+`load` for those that compile for these. One thread and float32 wherever a runtime lets that be
+chosen.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from typing import Any
 import numpy as np
 
 Inputs = dict[str, Any]
-Loaded = tuple[Callable[[], list[Any]], dict[str, Any]]
+NORMS = (
+    *("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"),
+    *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "EmbedLayerNormalization"),
+)
+Run = Callable[[Inputs], list[Any]]
+Loaded = tuple[Run, dict[str, Any]]
 
 
 def onnxruntime(path: str, inputs: Inputs) -> Loaded:
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
-        run = _session(path, inputs, ["CPUExecutionProvider"], optimized)
-        return run, {"nodes": _nodes(optimized)}
+        run = _session(path, ["CPUExecutionProvider"], optimized)
+        return run, _executed(optimized)
 
 
 def ort_format(path: str, inputs: Inputs) -> Loaded:
@@ -37,16 +43,16 @@ def ort_format(path: str, inputs: Inputs) -> Loaded:
             Path(path), output_dir=Path(folder), optimization_styles=[style]
         )
         converted = next(Path(folder).glob("*.ort"))
-        return _session(str(converted), inputs, ["CPUExecutionProvider"], None), {}
+        return _session(str(converted), ["CPUExecutionProvider"], None), {}
 
 
 def onnxruntime_openvino(path: str, inputs: Inputs) -> Loaded:
     options = {"device_type": "CPU", "num_of_threads": "1"}
     providers = [("OpenVINOExecutionProvider", options), "CPUExecutionProvider"]
-    return _session(path, inputs, providers, None), {}
+    return _session(path, providers, None), {}
 
 
-def _session(path: str, inputs: Inputs, providers: list[Any], optimized: Path | None) -> Any:
+def _session(path: str, providers: list[Any], optimized: Path | None) -> Run:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -55,20 +61,22 @@ def _session(path: str, inputs: Inputs, providers: list[Any], optimized: Path | 
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     session = ort.InferenceSession(path, options, providers=providers)
-    return lambda: session.run(None, inputs)
+    return lambda given: session.run(None, given)
 
 
-def _nodes(path: Path) -> int:
+def _executed(path: Path) -> dict[str, int]:
+    """Return how many nodes a session executes, and how many norms of them are one operator."""
     import onnx
 
-    return len(onnx.load(path, load_external_data=False).graph.node)
+    kinds = [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+    return {"nodes": len(kinds), "norms": sum(kind in NORMS for kind in kinds)}
 
 
 def onnx_reference(path: str, inputs: Inputs) -> Loaded:
     from onnx.reference import ReferenceEvaluator
 
     session = ReferenceEvaluator(path)
-    return lambda: session.run(None, inputs), {}
+    return lambda given: session.run(None, given), {}
 
 
 def openvino(path: str, inputs: Inputs) -> Loaded:
@@ -78,8 +86,8 @@ def openvino(path: str, inputs: Inputs) -> Loaded:
     compiled = ov.Core().compile_model(path, "CPU", settings)
     request = compiled.create_infer_request()
 
-    def run() -> list[Any]:
-        found = request.infer(inputs)
+    def run(given: Inputs) -> list[Any]:
+        found = request.infer(given)
         return [found[output] for output in compiled.outputs]
 
     layers = [node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()]
@@ -92,8 +100,8 @@ def opencv(path: str, inputs: Inputs) -> Loaded:
     cv2.setNumThreads(1)
     net = cv2.dnn.readNetFromONNX(path)
 
-    def run() -> list[Any]:
-        for name, array in inputs.items():
+    def run(given: Inputs) -> list[Any]:
+        for name, array in given.items():
             net.setInput(array, name)
         return [net.forward()]  # of the one output that each export has
 
@@ -120,8 +128,8 @@ def iree(path: str, inputs: Inputs) -> Loaded:
     (entry,) = (f for f in module.vm_module.function_names if not f.endswith(("$async", "init")))
     function = module[entry]
 
-    def run() -> list[Any]:
-        found = function(*inputs.values())
+    def run(given: Inputs) -> list[Any]:
+        found = function(*given.values())
         return [np.asarray(each) for each in (found if isinstance(found, tuple) else (found,))]
 
     return run, {}
@@ -135,7 +143,7 @@ def tract(path: str, inputs: Inputs) -> Loaded:
         shape = ",".join(map(str, array.shape))
         model.set_input_fact(index, f"{shape},{_letter(array)}{8 * array.itemsize}")
     runnable = model.into_model().into_runnable()
-    return lambda: [each.to_numpy() for each in runnable.run(list(inputs.values()))], {}
+    return lambda given: [each.to_numpy() for each in runnable.run(list(given.values()))], {}
 
 
 def mnn(path: str, inputs: Inputs) -> Loaded:
@@ -150,12 +158,16 @@ def mnn(path: str, inputs: Inputs) -> Loaded:
         manager = MNN.nn.create_runtime_manager((config,))
         module = MNN.nn.load_module_from_file(str(file), list(inputs), [], runtime_manager=manager)
     kinds = {"float32": expr.float, "int32": expr.int}
-    fed = []
-    for array in inputs.values():
-        # MNN takes numbers of 32 bits.
-        small = array.astype({"i": np.int32, "f": np.float32}[array.dtype.kind])
-        fed.append(expr.const(small, small.shape, expr.NCHW, kinds[str(small.dtype)]))
-    return lambda: [np.array(each.read()) for each in module.forward(fed)], {}
+
+    def run(given: Inputs) -> list[Any]:
+        fed = []
+        for array in given.values():
+            # MNN takes numbers of 32 bits.
+            small = array.astype({"i": np.int32, "f": np.float32}[array.dtype.kind])
+            fed.append(expr.const(small, small.shape, expr.NCHW, kinds[str(small.dtype)]))
+        return [np.array(each.read()) for each in module.forward(fed)]
+
+    return run, {}
 
 
 def pnnx(path: str, inputs: Inputs) -> Loaded:
@@ -180,14 +192,14 @@ def pnnx(path: str, inputs: Inputs) -> Loaded:
         spec.loader.exec_module(module)
         model = module.Model().eval()
     shutil.rmtree(folder)
-    return _torch(model, inputs), {}
+    return _torch(model), {}
 
 
 def onnx2torch(path: str, inputs: Inputs) -> Loaded:
     _declare_torchvision()
     import onnx2torch as package
 
-    return _torch(package.convert(path).eval(), inputs), {}
+    return _torch(package.convert(path).eval()), {}
 
 
 def onnx2pytorch(path: str, inputs: Inputs) -> Loaded:
@@ -198,7 +210,7 @@ def onnx2pytorch(path: str, inputs: Inputs) -> Loaded:
 
     # Its own word for a batch of more than one.
     model = ConvertModel(onnx.load(path), experimental=True)
-    return _torch(model.eval(), inputs), {}
+    return _torch(model.eval()), {}
 
 
 def onnx2tf(path: str, inputs: Inputs) -> Loaded:
@@ -223,8 +235,8 @@ def onnx2tf(path: str, inputs: Inputs) -> Loaded:
     runner = tf.lite.Interpreter(model_content=file, num_threads=1).get_signature_runner()
     taken = {name: told["dtype"] for name, told in runner.get_input_details().items()}
 
-    def run() -> list[Any]:
-        found = runner(**{name: array.astype(taken[name]) for name, array in inputs.items()})
+    def run(given: Inputs) -> list[Any]:
+        found = runner(**{name: array.astype(taken[name]) for name, array in given.items()})
         return [found[name] for name in names]
 
     return run, {}
@@ -244,15 +256,14 @@ def _declare_torchvision() -> Any:
     return declared
 
 
-def _torch(model: Any, inputs: Inputs) -> Callable[[], list[Any]]:
+def _torch(model: Any) -> Run:
     import torch
 
     torch.set_num_threads(1)
-    tensors = [torch.from_numpy(array) for array in inputs.values()]
 
-    def run() -> list[Any]:
+    def run(given: Inputs) -> list[Any]:
         with torch.no_grad():
-            found = model(*tensors)
+            found = model(*map(torch.from_numpy, given.values()))
         return [each.numpy() for each in (found if isinstance(found, tuple | list) else (found,))]
 
     return run
@@ -268,10 +279,9 @@ def tvm(path: str, inputs: Inputs) -> Loaded:
     module = from_onnx(onnx.load(path), shape_dict=shapes, keep_params_in_input=False)
     built = package.compile(module, target=package.target.Target("llvm"))
     machine = relax.VirtualMachine(built, package.cpu())
-    fed = [package.runtime.tensor(array) for array in inputs.values()]
 
-    def run() -> list[Any]:
-        found = machine["main"](*fed)
+    def run(given: Inputs) -> list[Any]:
+        found = machine["main"](*map(package.runtime.tensor, given.values()))
         return [found.numpy()] if hasattr(found, "numpy") else [each.numpy() for each in found]
 
     return run, {}
@@ -282,9 +292,9 @@ def tinygrad(path: str, inputs: Inputs) -> Loaded:
     from tinygrad.nn.onnx import OnnxRunner
 
     runner = OnnxRunner(path)
-    return lambda: [
+    return lambda given: [
         each.numpy()
-        for each in runner({name: Tensor(array) for name, array in inputs.items()}).values()
+        for each in runner({name: Tensor(array) for name, array in given.items()}).values()
     ], {}
 
 
@@ -295,7 +305,7 @@ def jaxonnxruntime(path: str, inputs: Inputs) -> Loaded:
 
     config.update("jaxort_only_allow_initializers_as_static_args", False)
     prepared = Backend.prepare(onnx.load(path))
-    return lambda: [np.asarray(each) for each in prepared.run(inputs)], {}
+    return lambda given: [np.asarray(each) for each in prepared.run(given)], {}
 
 
 def _program(*command: object, folder: Path | None = None, made: Path | None = None) -> None:

@@ -31,26 +31,30 @@ async function load(job, model) {
   if (ort.env.wasm) ort.env.wasm.numThreads = 1;
   const options = { intraOpNumThreads: 1, logSeverityLevel: 4 };
   const session = await ort.InferenceSession.create(new Uint8Array(fs.readFileSync(model)), options);
-  const inputs = fed(ort, job.inputs);
-  return { session, run: () => session.run(inputs) };
+  return { ort, session };
 }
 
 const actions = {
   async run(job) {
-    const { session, run } = await load(job, job.model);
-    const found = await run();
-    const outputs = session.outputNames.map((name, index) => {
-      const { type, dims, data } = found[name];
-      const file = `${job.folder}/${index}.raw`;
-      fs.writeFileSync(file, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
-      return { dtype: type, shape: dims, file };
-    });
+    const { ort, session } = await load(job, job.model);
+    const outputs = [];
+    for (const [set, inputs] of job.inputs.entries()) {
+      const found = await session.run(fed(ort, inputs));
+      outputs.push(session.outputNames.map((name, index) => {
+        const { type, dims, data } = found[name];
+        const file = `${job.folder}/${set}-${index}.raw`;
+        fs.writeFileSync(file, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+        return { dtype: type, shape: dims, file };
+      }));
+    }
     return { outputs, facts: {} };
   },
   async time(job) {
     const runs = {};
     for (const [name, model] of Object.entries(job.models)) {
-      runs[name] = (await load(job, model)).run;
+      const { ort, session } = await load(job, model);
+      const inputs = fed(ort, job.inputs);
+      runs[name] = () => session.run(inputs);
       for (const end = seconds() + WARM_UP_S; seconds() < end; ) await runs[name]();
     }
     const times = Object.fromEntries(Object.keys(runs).map((name) => [name, []]));

@@ -6,7 +6,7 @@ A job is one line of JSON. The answer to each is one line on the standard output
 it is known, so that the caller sees which job ended the process. Tensors travel as raw files, which
 JavaScript reads as well: {"name", "dtype", "shape", "file"}.
 
-    {"action": "run", "subject", "model", "inputs", "folder"}    -> outputs, facts
+    {"action": "run", "subject", "model", "inputs", "folder"}    -> outputs, facts; of each set
     {"action": "time", "subject", "models", "inputs", "rounds"}  -> seconds of each round
     {"action": "apply", "subject", "model", "inputs", "target", "options"} -> writes target; facts
 """
@@ -51,23 +51,26 @@ def _answer(job: Job) -> Job:
 def _run(job: Job) -> Job:
     import runtimes
 
-    run, facts = getattr(runtimes, job["subject"])(job["model"], _inputs(job))
-    return {"outputs": _written(run(), Path(job["folder"])), "facts": facts}
+    given = [_inputs(each) for each in job["inputs"]]
+    run, facts = getattr(runtimes, job["subject"])(job["model"], given[0])
+    folder = Path(job["folder"])
+    outputs = [_written(run(each), folder, f"{index}-") for index, each in enumerate(given)]
+    return {"outputs": outputs, "facts": facts}
 
 
 def _time(job: Job) -> Job:
     import runtimes
 
-    load, inputs = getattr(runtimes, job["subject"]), _inputs(job)
+    load, inputs = getattr(runtimes, job["subject"]), _inputs(job["inputs"])
     runs = {name: load(path, inputs)[0] for name, path in job["models"].items()}
     for run in runs.values():
-        _warm_up(run)
+        _warm_up(run, inputs)
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + _TIMED_S * len(runs)
     while len(times[next(iter(runs))]) < job["rounds"] or time.perf_counter() < end:
         for name, run in runs.items():
             start = time.perf_counter()
-            run()
+            run(inputs)
             times[name].append(time.perf_counter() - start)
     return {"times": times}
 
@@ -77,32 +80,34 @@ def _apply(job: Job) -> Job:
 
     apply = getattr(tools, job["subject"])
     with contextlib.redirect_stdout(sys.stderr):
-        facts = apply(Path(job["model"]), Path(job["target"]), _inputs(job), **job["options"])
+        facts = apply(
+            Path(job["model"]), Path(job["target"]), _inputs(job["inputs"]), **job["options"]
+        )
     return {"facts": facts or {}}
 
 
 ACTIONS: dict[str, Callable[[Job], Job]] = {"run": _run, "time": _time, "apply": _apply}
 
 
-def _warm_up(run: Callable[[], object]) -> None:
+def _warm_up(run: Callable[[dict[str, Any]], object], inputs: dict[str, Any]) -> None:
     end = time.perf_counter() + _WARM_UP_S
-    run()
+    run(inputs)
     while time.perf_counter() < end:
-        run()
+        run(inputs)
 
 
-def _inputs(job: Job) -> dict[str, Any]:
+def _inputs(described: list[Job]) -> dict[str, Any]:
     return {
         each["name"]: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
-        for each in job["inputs"]
+        for each in described
     }
 
 
-def _written(outputs: list[Any], folder: Path) -> list[Job]:
+def _written(outputs: list[Any], folder: Path, called: str) -> list[Job]:
     described = []
     for index, output in enumerate(outputs):
         array = np.ascontiguousarray(output)
-        file = folder / f"{index}.raw"
+        file = folder / f"{called}{index}.raw"
         array.tofile(file)
         described.append({"dtype": str(array.dtype), "shape": array.shape, "file": str(file)})
     return described

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
 from onnxfold.check.reference import Precision, run
@@ -21,42 +18,11 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.proof import Proof
 from onnxfold.shapes import infer
-
-Array = npt.NDArray[np.generic]
+from tests.graphs import Array, graph, weights
 
 __all__ = ["LARGE", "Array", "Fused", "error", "forced", "fuse", "graph", "outputs", "weights"]
 
 LARGE = 1 << 40
-
-
-def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:
-    """Seeded weights by name; gammas are far from 0 and of either sign."""
-    made: dict[str, Array] = {}
-    for seed, (name, shape) in enumerate(shapes.items()):
-        rng = np.random.default_rng(seed)
-        array = rng.standard_normal(shape)
-        if name.startswith("gamma"):
-            array = np.sign(array) * (0.5 + np.abs(array))
-        made[name] = array
-    return made
-
-
-def graph(
-    body: str,
-    inputs: str,
-    outputs: str,
-    constants: Mapping[str, Array],
-    opset: int = 18,
-) -> ir.Model:
-    """Return a model from ONNX text, with constants as initializers."""
-    typed, nodes = body.split("> ", 1) if body.startswith("<") else ("", body)
-    typed = f"{typed}>" if typed else ""
-    text = f"""<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>
-    g ({inputs}) => ({outputs}) {typed} {{ {nodes} }}"""
-    proto = onnx.parser.parse_model(text)
-    for name, array in constants.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return ir.from_proto(proto)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.passes.affine.affine_graphs import error, forced, fuse, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error, forced, fuse
 
 # Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
 BOUND = 1e-12
@@ -303,9 +304,7 @@ def _model(body: str, shapes: dict[str, tuple[int, ...]], results: str = "double
     # Shape inference does not know FusedMatMul with operands of different ranks.
     body = f"<double[B,4,5] m> {body}" if "Fused" in body else body
     made = weights(**AFFINE, **shapes) | FIXED
-    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    constants = {name: array for name, array in made.items() if name in words}
-    model = graph(body, X, results, constants)
+    model = graph(body, X, results, made)
     for value in model.graph.outputs:
         value.shape = None
     return model

@@ -10,7 +10,8 @@ import pytest
 
 from onnxfold.check import ModelSource
 from onnxfold.check.compare import verify
-from tests.passes.affine.affine_graphs import Array, forced, fuse, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import forced, fuse
 
 LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 RMS = "n = SimplifiedLayerNormalization<axis=-1>(x, gamma)"
@@ -54,9 +55,7 @@ CONTROLS = {
 
 def _model(body: str, outputs: str = "float[] y") -> ir.Model:
     made = {name: array.astype(np.float32) for name, array in weights(**SHAPES).items()} | FIXED
-    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    used = {name: array for name, array in made.items() if name in words}
-    model = graph(body, "float[B,6,6] x", outputs, used)
+    model = graph(body, "float[B,6,6] x", outputs, made)
     for value in model.graph.outputs:
         value.shape = None
     return model

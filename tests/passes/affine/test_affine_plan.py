@@ -15,7 +15,8 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.report.document import inspection
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, fuse, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import fuse
 
 LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 X = "double[B,4,6] x"
@@ -42,9 +43,7 @@ REASONS = {
 @pytest.mark.parametrize("body", REASONS)
 def test_a_norm_that_keeps_its_affine_says_why_and_names_the_node(body: str) -> None:
     constants = _weights(F=(4, 4))
-    words = set((LN + body).replace("(", " ").replace(")", " ").replace(",", " ").split())
-    used = {name: array for name, array in constants.items() if name in words}
-    model = graph(f"{LN} {body}", X, "double[B,4,6] y", used)
+    model = graph(f"{LN} {body}", X, "double[B,4,6] y", constants)
     if "Transpose" in body:
         model.graph.outputs[0].shape = None
     fused = fuse(model, limit=0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -11,7 +9,8 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.report.printed import print_norms
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
+from tests.pairs import pairs
 
 _SPELLED = "q = Mul(d, d) v = ReduceMean<axes=[-1]>(q) e = Add(v, eps) r = Sqrt(e) "
 _NORMS = {
@@ -40,13 +39,10 @@ def _model(
     made = {name: (0.1 * array).astype(dtype) for name, array in weights(**shapes).items()}
     made |= {"one": np.array(1, dtype), "minus": np.array(-1, dtype), "ones": np.ones(width, dtype)}
     made |= {"eps": np.array(2.0**-10, dtype), "wide_one": np.array(1, np.float32)}
-    read = {name: array for name, array in made.items() if re.search(rf"[(, ]{name}[),]", body)}
-    return graph(body, f"{kind}[B,4,4] x", f"{kind}[B,4,3] y", read, opset=17)
+    return graph(body, f"{kind}[B,4,4] x", f"{kind}[B,4,3] y", made, opset=17)
 
 
-@pytest.mark.parametrize("kind", ["float", "float16"])
-@pytest.mark.parametrize("gamma", _GAMMAS.values(), ids=_GAMMAS)
-@pytest.mark.parametrize("norm", _NORMS)
+@pairs(norm=_NORMS, gamma=_GAMMAS.values(), kind=["float", "float16"])
 def test_a_gamma_that_is_computed_moves_and_nothing_of_it_is_left(
     norm: str, gamma: str, kind: str
 ) -> None:

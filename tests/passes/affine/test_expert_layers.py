@@ -13,7 +13,8 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, Fused, error, fuse, graph
+from tests.graphs import Array, graph
+from tests.passes.affine.affine_graphs import Fused, error, fuse
 
 BOUND = 1e-12  # float64 throughout
 RNG = np.random.default_rng(3)

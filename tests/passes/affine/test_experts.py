@@ -10,7 +10,8 @@ from onnxfold.graph.edit import change_constant
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, Fused, error, fuse, graph
+from tests.graphs import Array, graph
+from tests.passes.affine.affine_graphs import Fused, error, fuse
 
 BOUND = 1e-12  # float64 throughout
 RNG = np.random.default_rng(5)
@@ -49,13 +50,10 @@ PICKED = {
 
 def _model(text: str, x: str, norm: str = NORM, opset: int = 23) -> ir.Model:
     body = f"{norm} {text}"
-    named = {
-        name: array for name, array in MADE.items() if f"{name}," in body or f"{name})" in body
-    }
     inputs = f"double[{x}] x"
     inputs += ", int64[3,1] i" if "(V, i)" in body or "(t, i)" in body else ""
     inputs += ", int64[3] j" if ", j)" in body else ""
-    return graph(body, inputs, "double[a,b,c] y", named, opset)
+    return graph(body, inputs, "double[a,b,c] y", MADE, opset)
 
 
 @pytest.mark.parametrize("case", BIASED)

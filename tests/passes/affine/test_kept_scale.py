@@ -12,7 +12,8 @@ from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.passes.affine import apply
-from tests.passes.affine.affine_graphs import Array, error, forced, fuse, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error, forced, fuse
 
 NORM = "n = LayerNormalization<axis=-1, epsilon=1e-5>(h, G, B)"
 SPELLED = (

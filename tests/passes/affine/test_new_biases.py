@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +20,8 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import decide_all
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import LARGE, Fused, error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import LARGE, Fused, error
 
 BOUND = 1e-12  # float64 throughout
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
@@ -240,9 +240,7 @@ def _split(body: str = SPLIT) -> ir.Model:
     numbers = {"zero": 0, "two": 2, "three": 3, "six": 6, "last": -1, "end": 1 << 62}
     fixed = {name: np.array([number]) for name, number in numbers.items()}
     made = weights(gamma=(6,), beta=(6,), **SIZES) | {"sizes": np.array([3, 3, 6])} | fixed
-    words = set(re.findall(r"\w+", f"{NORM} {body}"))
-    used = {name: array for name, array in made.items() if name in words}
-    return graph(f"{NORM} {body}", "double[B,4,6] x", "double[B,4,6] y", used)
+    return graph(f"{NORM} {body}", "double[B,4,6] x", "double[B,4,6] y", made)
 
 
 @pytest.mark.parametrize("body", [SPLIT, SLICED], ids=["Split", "Slices"])

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
 from onnxfold.passes.affine.outlying import SPREAD, spread_of
+from tests.sessions import outputs
 
 WIDTH, ROWS = 128, 96
 FOLDS = "h = MatMul(x, V)  n = LayerNormalization<axis=-1, epsilon=1e-5>(h, G, B)"
@@ -121,11 +121,5 @@ def test_int8_suffers_where_it_moves_all_the_same(outliers: int, tmp_path: Path)
 
 
 def _run(proto: onnx.ModelProto) -> np.ndarray:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
     x = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
-    (y,) = session.run(None, {"x": x})
-    return np.asarray(y)
+    return outputs(proto, {"x": x})[0]

@@ -17,7 +17,8 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import LARGE, Array, Fused, error, fuse, graph
+from tests.graphs import Array, graph
+from tests.passes.affine.affine_graphs import LARGE, Fused, error, fuse
 
 BOUND = 1e-12  # float64 throughout
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
@@ -65,8 +66,7 @@ FLOATS = {"W": RNG.standard_normal((16, 3)), "d": RNG.standard_normal(3)}
 def _model(body: str, x: str = "B,4", **more: Array) -> ir.Model:
     made = _constants(**FLOATS, **more)
     text = f"{NORM} {BODIES.get(body, body)}"
-    named = {name: array for name, array in made.items() if name in text.replace("<", "(")}
-    return graph(text, f"double[{x},16] x", f"double[{x},3] y", named, opset=21)
+    return graph(text, f"double[{x},16] x", f"double[{x},3] y", made, opset=21)
 
 
 @pytest.mark.parametrize("x", ["B,4", "5", "T"])
@@ -119,9 +119,8 @@ def test_codes_that_are_not_known_take_nothing(
     body: str, more: dict[str, Array], code: str
 ) -> None:
     made = _constants(**more)
-    named = {name: array for name, array in made.items() if name in body or name in NORM}
     inputs = "double[B,16] x, double[3,2] s, double r"
-    fused = fuse(graph(f"{NORM} {body}", inputs, "double[B,3] y", named, opset=21))
+    fused = fuse(graph(f"{NORM} {body}", inputs, "double[B,3] y", made, opset=21))
     assert fused.moved == (0, 0)
     assert fused.reason == code
 

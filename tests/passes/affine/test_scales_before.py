@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import onnxfold
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 
 
 def test_gamma_behind_a_layer_scale_moves_out_of_a_norm_that_is_spelled_out() -> None:

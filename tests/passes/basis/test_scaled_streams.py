@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -22,8 +21,10 @@ from tests.passes.basis.wide_streams import (
     WIDTH,
     WORDS,
     Builder,
+    between_streams,
     wide_stream,
 )
+from tests.sessions import outputs
 from tests.soundness.float64 import evaluate
 
 DIGITS = Path("models/digits_vit/digits_vit.onnx")
@@ -33,12 +34,7 @@ VISIBLE = 0.1  # infinite numbers, and those that the converter has cut to 1e4
 
 
 def run(model: onnx.ModelProto) -> list[Array]:
-    options = ort.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return [np.asarray(output) for output in session.run(None, FEEDS)]
+    return outputs(model, FEEDS)
 
 
 def in_float16(model: onnx.ModelProto) -> list[Array]:
@@ -66,10 +62,12 @@ def test_float16_holds_a_scaled_stream(name: str, form: str) -> None:
     assert result.proof is not None
     assert result.proof.passed
     every = result.report["scaled_streams"]["streams"]
-    (stream,) = [each for each in every if each["exponent"]]
-    assert stream["inserted"] == ({"activation first": ["e"]}.get(name, []))
-    assert stream["exponent"] >= np.log2(LARGE) - 16
-    assert all(value["after"] <= 65504 / 8 for value in stream["values"])
+    streams = [each for each in every if each["exponent"]]
+    assert len(streams) == (3 if name == "between streams" else 1)
+    assert streams[-1]["inserted"] == ({"activation first": ["e"]}.get(name, []))
+    for stream in streams:
+        assert stream["exponent"] >= np.log2(LARGE) - 16
+        assert all(value["after"] <= 65504 / 8 for value in stream["values"])
     assert error(expected, evaluate(result.model, FEEDS)) < 1e-6
     assert error(expected, run(result.model)) < 1e-5
     half = in_float16(result.model)
@@ -81,6 +79,12 @@ def test_a_scale_of_so_many_bits_is_that_of_every_stream() -> None:
     (stream,) = result.report["scaled_streams"]["streams"]
     assert stream["exponent"] == 20
     assert stream["values"][0]["after"] == stream["values"][0]["before"] * 2.0**-20
+
+
+def test_copies_of_a_shared_bias_are_proved_by_their_readers() -> None:
+    result = scaled(between_streams(shared=True), scale_streams=12)
+    assert not result.report["scaled_streams"]["refusals"]
+    assert "left_out" not in result.report
 
 
 def test_a_tied_table_that_is_too_large_to_store_twice_stays() -> None:

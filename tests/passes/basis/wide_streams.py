@@ -162,6 +162,26 @@ def activation_first(size: float = LARGE) -> onnx.ModelProto:
     return b.model({"logits": WORDS})
 
 
+def between_streams(size: float = LARGE, *, shared: bool = False) -> onnx.ModelProto:
+    """As ConvNeXt: a layer that reads one stream writes another.
+
+    ``shared``: all have one bias of zeros; another has the name that a copy of it would take.
+    """
+    b = Builder(size)
+    x = b.node("Gather", [b.weight("table", WORDS, WIDTH, size=size), "ids"], "x0")
+    for i in range(2):
+        inner = b.node("MatMul", [x, b.weight(f"square{i}", WIDTH, WIDTH)], f"inner{i}")
+        if shared:
+            inner = b.node("Add", [inner, b.weight("bias", WIDTH, size=0)], f"h{i}")
+        n = b.norm("layer", inner, f"norm{i}")
+        t = b.node("Tanh", [n], f"t{i}")
+        d = b.node("MatMul", [t, b.weight(f"down{i}", WIDTH, WIDTH, size=size)], f"d{i}")
+        bias = "bias" if shared and i else b.weight("bias.fused", WIDTH, size=size)
+        x = b.node("Add", [x, b.node("Add", [d, bias], f"b{i}")], f"x{i + 1}")
+    b.node("MatMul", [b.norm("layer", x, "last"), b.weight("head", WIDTH, WORDS)], "logits")
+    return b.model({"logits": WORDS})
+
+
 def plain_rms() -> onnx.ModelProto:
     """RMSNorms without gamma; a layer of the stream's width writes and reads it."""
     b = Builder(1.0)
@@ -219,5 +239,6 @@ WIDE = {
     "tied": tied(),
     "tied at once": tied_at_once(),
     "linear reader": linear_reader(),
+    "between streams": between_streams(),
     "activation first": activation_first(),
 }

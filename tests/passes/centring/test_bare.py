@@ -13,7 +13,7 @@ import pytest
 import onnxfold
 from onnxfold.options import Target
 from onnxfold.passes.centring.plan import Fold
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
 # float64 throughout: some hundred roundings of 2^-53.

@@ -81,6 +81,7 @@ def test_the_optimizer_still_fuses_the_embedding() -> None:
     assert "EmbedLayerNormalization" in row["reason"]["sentence"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_what_the_optimizer_has_fused_stays_fused(target: str) -> None:
     """It reads positions as int32, which says no more where they come from."""
@@ -245,7 +246,7 @@ def test_attention_that_a_fold_excludes_is_reported(target: str, tmp_path: Path)
     assert (fused(model)["Attention"], fused(onnx.load(out))["Attention"]) == (1, 0)
     pair = {"fusion": "Attention", "norms": ["LayerNormalization->n", "LayerNormalization->m"]}
     assert report["inspect"]["excluded_fusions"] == [pair]
-    told = "transformers optimizer goes before onnxfold: 1 attention" in report["output"]["advice"]
+    told = "run it before onnxfold: it fuses 1 attention" in report["output"]["advice"]
     assert told == (target == "onnx")
     first = optimized(model, "bert", 0, num_heads=2, hidden_size=WIDTH)
     after = onnxfold.optimize(first, target=target)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 # float64 throughout: some hundred roundings of 2^-53.
 BOUND = 1e-12

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.sessions import outputs
 
 _FILLS: dict[str, Array] = {
     "a number": np.array(-np.inf, np.float32),
@@ -44,10 +44,7 @@ def _model(fill: Array, computed: str = "") -> ir.Model:
 
 
 def _stock(model: ir.Model, feeds: dict[str, Array]) -> Array:
-    options = onnxruntime.SessionOptions()
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
-    (y,) = session.run(None, feeds)
-    return np.asarray(y)
+    return outputs(ir.to_proto(model), feeds)[0]
 
 
 @pytest.mark.parametrize("check", [None, 0])

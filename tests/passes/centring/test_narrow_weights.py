@@ -10,7 +10,7 @@ import pytest
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 
 # Between the stored weight and the Cast: what passes numbers on as they are.
 _BETWEEN = {

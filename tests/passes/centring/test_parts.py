@@ -21,7 +21,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import decide
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
 B, T, C, H, D = 2, 3, 5, 2, 4  # H heads of D channels

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 
 _STREAM = "p = MatMul(u, W) h = Add(p, b) n = LayerNormalization<axis=-1>(h, g) "
 

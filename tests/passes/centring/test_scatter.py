@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 from tests.soundness.folding import evaluate, fold, relative_error
 
 N, E, C = 4, 6, 8  # nodes, edges, channels
@@ -47,9 +47,8 @@ def _model(text: str) -> ir.Model:
         "few": np.array([C // 2]),
         "wide": np.array([1, C]),
     }
-    used = {name: array for name, array in constants.items() if name in _words(text)}
     inputs = "double[4,5] x, int64[6] src, int64[6] dst, int64[6,8] places"
-    return graph(text, inputs, "double y", used, opset=18)
+    return graph(text, inputs, "double y", constants, opset=18)
 
 
 def _words(text: str) -> set[str]:

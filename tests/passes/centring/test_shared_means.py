@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 
 _ROOT = "c = Mul(d, d) v = ReduceMean<axes=[-1]>(c) e = Add(v, eps) r = Sqrt(e) "
 _SHARED = {

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 # float64 throughout: some hundred roundings of 2^-53, of numbers up to 10.
 BOUND = 1e-12

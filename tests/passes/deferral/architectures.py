@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 from tests.passes.deferral.deferral_graphs import rms_norm
 
 __all__ = ["ARCHITECTURES", "TYPES", "Architecture"]

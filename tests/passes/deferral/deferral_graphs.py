@@ -19,7 +19,7 @@ from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
 from onnxfold.pipeline.proofs import of_deferral as prove
-from tests.passes.affine.affine_graphs import Array, graph, weights
+from tests.graphs import Array, graph, weights
 
 __all__ = [
     "ALL",

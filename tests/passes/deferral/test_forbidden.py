@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.passes.deferral.plan import DeferralPlan
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import (
     ALL,
     Deferred,

@@ -13,7 +13,8 @@ import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.errors import UsageError
 from onnxfold.passes.deferral.plan import DeferralPlan
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import MEANS, defer, forced
 
 BOUND = 1e-12  # float64 throughout

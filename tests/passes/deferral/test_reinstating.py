@@ -19,7 +19,8 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.undefer import FoundDeferred, ReinstatingPlan, apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import of_reinstating as prove
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import BODIES, rms_graph, rotary
 from tests.passes.deferral.test_layer_norms import layer_norm_model
 

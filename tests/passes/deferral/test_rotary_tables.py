@@ -21,7 +21,8 @@ from onnxfold.passes.gamma_tables import GammaTables
 from onnxfold.targets import deferral_gains as measured
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import defer, forced, rms_norm
 
 BOUND = 1e-12  # float64 throughout

@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper, parser
 
 WIDTH = 8
@@ -24,14 +23,6 @@ def with_weights(text: str) -> onnx.ModelProto:
         weight = rng.standard_normal(shape).astype(dtype)
         model.graph.initializer.append(numpy_helper.from_array(weight, name))
     return model
-
-
-def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    ).run(None, feeds)
 
 
 def operators(model: onnx.ModelProto) -> Counter[str]:

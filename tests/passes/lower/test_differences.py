@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 _MEANS = "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
 _SUMMED = (

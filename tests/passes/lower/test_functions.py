@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -29,6 +28,9 @@ from onnxfold.passes.lower.finalize import define_functions
 from tests.calls import LEVELS, call_model, random_inputs
 from tests.custom_ops.bounds import allowed
 from tests.oracle import Array, normalised, rounded_sum
+from tests.pairs import pairs, pairwise
+from tests.sessions import executed
+from tests.sessions import outputs as run_session
 
 # One opset for every spelling of a body: the first, and each at which an op of the bodies changes.
 OPSETS = (MIN_OPSET, 11, 12, 13, 15, 17, 18, 23, MAX_OPSET)
@@ -48,9 +50,9 @@ PLAIN = [
 ]
 
 
-def bodies() -> list[tuple[str, int, ir.DataType]]:
-    every = itertools.product(PLAIN, OPSETS, UNIT)
-    return [row for row in every if row[2] is not ir.DataType.BFLOAT16 or row[1] >= 13]
+def bodies(*types: ir.DataType) -> list[tuple[str, int, ir.DataType]]:
+    every = itertools.product(PLAIN, OPSETS, types)
+    return pairwise(row for row in every if row[2] is not ir.DataType.BFLOAT16 or row[1] >= 13)
 
 
 def assert_outputs_right(
@@ -84,7 +86,7 @@ def assert_outputs_right(
     assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
 
 
-@pytest.mark.parametrize(("name", "opset", "dtype"), bodies())
+@pytest.mark.parametrize(("name", "opset", "dtype"), bodies(*UNIT))
 def test_body_computes_the_op_in_the_reference_evaluator(
     name: str, opset: int, dtype: ir.DataType
 ) -> None:
@@ -107,23 +109,26 @@ def test_body_computes_the_op_in_the_reference_evaluator(
 
 
 @pytest.mark.parametrize(
-    ("name", "opset", "dtype"), [row for row in bodies() if row[2] is not ir.DataType.BFLOAT16]
+    ("name", "opset", "dtype"), bodies(*(each for each in UNIT if each is not ir.DataType.BFLOAT16))
 )
 def test_body_computes_the_op_in_onnxruntime(name: str, opset: int, dtype: ir.DataType) -> None:
     inputs = random_inputs(name, (2, 3, 24), dtype, seed=1)
     model = call_model(name, ("batch", 3, 24), dtype, opset=opset, epsilon=EPSILON)
-    outputs = onnxruntime(model, inputs)
+    outputs = run_session(model, inputs)
     total = outputs[1] if SIGNATURES[name].with_sum else None
     assert_outputs_right(name, inputs, outputs[0], total, unit=UNIT[dtype])
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if "axis" in SIGNATURES[name].attributes])
-@pytest.mark.parametrize("opset", OPSETS)
-def test_body_normalises_several_trailing_axes_together(name: str, opset: int) -> None:
+@pairs(
+    name=[name for name in PLAIN if "axis" in SIGNATURES[name].attributes],
+    opset=[MIN_OPSET, 13, 17, 18, 23],  # at which a norm or the axes of a mean are spelled anew
+    run=["reference", "onnxruntime"],
+)
+def test_body_normalises_several_trailing_axes_together(name: str, opset: int, run: str) -> None:
     inputs = random_inputs(name, (3, 6, 8), ir.DataType.FLOAT, axes=2)
     model = call_model(name, (3, 6, 8), ir.DataType.FLOAT, opset=opset, axes=2, epsilon=EPSILON)
-    for outputs in (reference(model, inputs), onnxruntime(model, inputs)):
-        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[ir.DataType.FLOAT], axes=2)
+    outputs = (reference if run == "reference" else run_session)(model, inputs)
+    assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[ir.DataType.FLOAT], axes=2)
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if name not in PLAIN])
@@ -132,57 +137,58 @@ def test_bodies_of_rows_and_codes_compute_their_op(name: str) -> None:
     types = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
     codes = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.FLOAT8E4M3FN)
     signature = SIGNATURES[name]
-    for opset, dtype, code in itertools.product((13, 15, 18, 21), types, codes):
+    for opset, dtype, code, convertible in pairwise(
+        row
+        for row in itertools.product((13, 15, 18, 21), types, codes, (False, True))
+        if row[0] >= (19 if row[2] is codes[2] else 15 if row[3] else 13)
+        and (signature.quantized or row[2] is codes[0])
+    ):
         float8 = code is ir.DataType.FLOAT8E4M3FN
-        if (float8 and opset < 19) or (not signature.quantized and code is not codes[0]):
-            continue
-        for convertible in {False, opset >= 15}:
-            inputs = random_inputs(name, (4, 24), dtype, code=code)
-            model = call_model(name, (4, 24), dtype, opset=opset, epsilon=EPSILON, code=code)
-            setting = Setting(
-                ir.DataType.FLOAT if convertible else dtype,
-                epsilon=EPSILON,
-                convertible=convertible,
-                levels=LEVELS[code],
-            )
-            del model.functions[:]
-            model.functions.append(ir.to_proto(function(name, opset, setting)))
-            onnx.checker.check_model(model, full_check=True)
-            outputs = reference(model, inputs) if float8 else onnxruntime(model, inputs)
-            got = dict(zip(signature.outputs, outputs, strict=True))
-            limits = allowed(name, inputs, epsilon=EPSILON, got=got)
-            for key, (exact, limit) in limits.items():
-                error = np.abs(got[key].astype(np.float64) - exact)
-                # Half a step of codes is what rounding to them takes, in bodies too.
-                half = 0.5 if key == "Y" and signature.quantized and not float8 else 0.0
-                # A Sum of float16 that ORT does not round: it drops a Cast to the type and back.
-                slack = 4 * UNIT[dtype] * (1 + np.abs(exact)) if signature.residual else 0.0
-                bound = half + 4 * (limit - half) + slack
-                assert (error <= bound).all(), (key, dtype, opset, code)
+        inputs = random_inputs(name, (4, 24), dtype, code=code)
+        model = call_model(name, (4, 24), dtype, opset=opset, epsilon=EPSILON, code=code)
+        setting = Setting(
+            ir.DataType.FLOAT if convertible else dtype,
+            epsilon=EPSILON,
+            convertible=convertible,
+            levels=LEVELS[code],
+        )
+        del model.functions[:]
+        model.functions.append(ir.to_proto(function(name, opset, setting)))
+        onnx.checker.check_model(model, full_check=True)
+        outputs = reference(model, inputs) if float8 else run_session(model, inputs)
+        got = dict(zip(signature.outputs, outputs, strict=True))
+        limits = allowed(name, inputs, epsilon=EPSILON, got=got)
+        for key, (exact, limit) in limits.items():
+            error = np.abs(got[key].astype(np.float64) - exact)
+            # Half a step of codes is what rounding to them takes, in bodies too.
+            half = 0.5 if key == "Y" and signature.quantized and not float8 else 0.0
+            # A Sum of float16 that ORT does not round: it drops a Cast to the type and back.
+            slack = 4 * UNIT[dtype] * (1 + np.abs(exact)) if signature.residual else 0.0
+            bound = half + 4 * (limit - half) + slack
+            assert (error <= bound).all(), (key, dtype, opset, code)
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+@pairs(name=PLAIN, opset=[15, 17, 23], dtype=[ir.DataType.FLOAT, ir.DataType.FLOAT16])
 def test_a_convertible_body_serves_every_type_from_opset_15_on(
-    name: str, dtype: ir.DataType
+    name: str, opset: int, dtype: ir.DataType
 ) -> None:
     inputs = random_inputs(name, (4, 24), dtype)
-    for opset in (15, 17, 23):
-        model = call_model(name, (4, 24), dtype, opset=opset, epsilon=EPSILON)
-        del model.functions[:]
-        setting = Setting(ir.DataType.FLOAT, epsilon=EPSILON, convertible=True)
-        model.functions.append(ir.to_proto(function(name, opset, setting)))
-        outputs = onnxruntime(model, inputs)
-        assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[dtype])
+    model = call_model(name, (4, 24), dtype, opset=opset, epsilon=EPSILON)
+    del model.functions[:]
+    setting = Setting(ir.DataType.FLOAT, epsilon=EPSILON, convertible=True)
+    model.functions.append(ir.to_proto(function(name, opset, setting)))
+    outputs = run_session(model, inputs)
+    assert_outputs_right(name, inputs, outputs[0], None, unit=UNIT[dtype])
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
 @pytest.mark.parametrize("opset", OPSETS)
-def test_a_body_refers_to_no_attribute_and_has_tensors_for_constants(name: str, opset: int) -> None:
-    body = ir.to_proto(function(name, opset, Setting(ir.DataType.FLOAT, axes=1, epsilon=EPSILON)))
-    attributes = [(node.op_type, part) for node in body.node for part in node.attribute]
-    assert not any(part.ref_attr_name for _, part in attributes)
-    assert {part.name for op, part in attributes if op == "Constant"} <= {"value"}
+def test_a_body_refers_to_no_attribute_and_has_tensors_for_constants(opset: int) -> None:
+    setting = Setting(ir.DataType.FLOAT, axes=1, epsilon=EPSILON)
+    for name in SIGNATURES:
+        body = ir.to_proto(function(name, opset, setting))
+        attributes = [(node.op_type, part) for node in body.node for part in node.attribute]
+        assert not any(part.ref_attr_name for _, part in attributes), name
+        assert {part.name for op, part in attributes if op == "Constant"} <= {"value"}, name
 
 
 @pytest.mark.parametrize("opset", [opset for opset in OPSETS if opset >= 17])
@@ -226,9 +232,7 @@ def test_onnxruntime_fuses_the_inlined_body(
     constants = random_inputs(name, (4, 24), ir.DataType.FLOAT)
     del constants["X"]
     model = call_model(name, ("batch", 24), ir.DataType.FLOAT, opset=opset, constants=constants)
-    path = str(tmp_path / "optimized.onnx")
-    session(model, path)
-    ops = [node.op_type for node in onnx.load(path).graph.node]
+    ops = [node.op_type for node in executed(model, tmp_path).graph.node]
     assert fused in ops
     assert not {"Pow", "Sqrt", "Cast"} & set(ops)
 
@@ -306,19 +310,3 @@ def reference(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
     outputs = ReferenceEvaluator(model).run(None, inputs)
     assert isinstance(outputs, list)
     return outputs
-
-
-def onnxruntime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    outputs: list[Array] = session(model).run(None, inputs)
-    return outputs
-
-
-def session(model: onnx.ModelProto, optimized: str = "") -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    if optimized:
-        options.optimized_model_filepath = optimized
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 import onnxfold
 from onnxfold.passes.lower import apply as module
 from tests.norms.replay import random_feeds
-from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
+from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
+from tests.sessions import outputs
 
 # Two layers, of sums of eight terms: some dozens of roundings of numbers below 32.
 BOUND = 64 * 2.0**-24 * 32
@@ -42,7 +43,7 @@ def joined(model: onnx.ModelProto, **options: object) -> onnx.ModelProto:
     result = onnxfold.optimize(model, **settings)
     assert not result.report.get("left_out")
     feeds = random_feeds(model)
-    for mine, theirs in zip(run(result.model, feeds), run(model, feeds), strict=True):
+    for mine, theirs in zip(outputs(result.model, feeds), outputs(model, feeds), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=BOUND)
     again = onnxfold.optimize(result.model, **settings).model
     assert again.graph == result.model.graph

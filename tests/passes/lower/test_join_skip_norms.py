@@ -17,7 +17,8 @@ from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.targets import sums
 from tests.norms.replay import random_feeds
-from tests.passes.lower.contrib_models import WIDTH, operators, run, with_weights
+from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
+from tests.sessions import outputs
 
 # Two norms in a row, of sums of eight terms: some dozens of roundings of numbers below ten.
 BOUND = 64 * 2.0**-24 * 10
@@ -32,7 +33,7 @@ def fused(body: str, inputs: str, outputs: str, *, imported: bool = True) -> onn
 
 def agree(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
     feeds = random_feeds(original)
-    for mine, theirs in zip(run(model, feeds), run(original, feeds), strict=True):
+    for mine, theirs in zip(outputs(model, feeds), outputs(original, feeds), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=BOUND)
 
 
@@ -170,7 +171,7 @@ def test_a_part_of_other_numbers_stays_apart(monkeypatch: pytest.MonkeyPatch) ->
     assert operators(_joined(*changed()))["EmbedLayerNormalization"] == 0
     monkeypatch.setattr(module, "same_tensor", lambda a, b: True)
     feeds = random_feeds(expected)
-    forced, right = run(_joined(*changed()), feeds)[0], run(expected, feeds)[0]
+    forced, right = outputs(_joined(*changed()), feeds)[0], outputs(expected, feeds)[0]
     assert np.abs(forced - right).max() > 0.1
 
 
@@ -244,5 +245,5 @@ def test_a_norm_of_another_epsilon_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     assert operators(_joined(model, original))["SkipLayerNormalization"] == 1
     monkeypatch.setattr(module, "_settings_of", lambda node: {})
     feeds = random_feeds(expected)
-    forced, right = run(_joined(*changed()), feeds)[0], run(expected, feeds)[0]
+    forced, right = outputs(_joined(*changed()), feeds)[0], outputs(expected, feeds)[0]
     assert np.abs(forced - right).max() > 0.1

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import onnxfold
 from onnxfold.passes.lower.node_notes import SOURCE_KEY
 from tests.builders import post_norm_model, pre_norm_model
+from tests.sessions import executed, outputs
 
 TRACE = 'File "/home/someone/model.py", line 7, in forward\n' * 40
 DIGITS = Path(__file__).resolve().parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
@@ -122,12 +122,8 @@ def test_equal_constants_of_new_nodes_are_one_and_sessions_fuse_all_the_same(
     ]
     assert len(constants) == len(set(constants)) == 3
     assert out.stat().st_size < DIGITS.stat().st_size
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "session.onnx")
-    options.log_severity_level = 4
-    session = ort.InferenceSession(out, options, providers=["CPUExecutionProvider"])
-    executed = [node.op_type for node in onnx.load(tmp_path / "session.onnx").graph.node]
-    assert executed.count("SimplifiedLayerNormalization") == 9
-    assert not {"Pow", "ReduceMean", "Sqrt"} & set(executed)
-    (logits,) = session.run(None, {"images": np.zeros((3, 1, 8, 8), np.float32)})
+    operators = [node.op_type for node in executed(out, tmp_path).graph.node]
+    assert operators.count("SimplifiedLayerNormalization") == 9
+    assert not {"Pow", "ReduceMean", "Sqrt"} & set(operators)
+    (logits,) = outputs(out, {"images": np.zeros((3, 1, 8, 8), np.float32)})
     assert np.isfinite(logits).all()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from tests.sessions import executed
 
 NORMS = {
     "LayerNorm": "n = LayerNormalization<axis=-1>(table, gamma, beta)",
@@ -48,11 +48,7 @@ def test_a_session_with_our_kernels_computes_no_norm_of_constants(
     norm: str, rows: int, tmp_path: Path
 ) -> None:
     result = onnxfold.optimize(model_of(norm, rows), target="kernels")
-    options = ort.SessionOptions()
-    onnxfold.register(options)
-    options.optimized_model_filepath = str(tmp_path / "session.onnx")
-    ort.InferenceSession(result.model.SerializeToString(), options, ["CPUExecutionProvider"])
-    session = onnx.load(options.optimized_model_filepath)
+    session = executed(result.model, tmp_path, kernels=True)
     assert [node.op_type for node in session.graph.node] == ["MatMul"]
 
 

@@ -13,8 +13,10 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from tests.graphs import graph, weights
 from tests.optimized import optimized
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.pairs import pairs
+from tests.passes.affine.affine_graphs import error
 
 _NORM = "n = LayerNormalization<axis=-1, epsilon=1e-3>(h, gamma, beta) "
 _SPELLED = (
@@ -42,18 +44,19 @@ def _made(norm: str, behind: str, dtype: str, opset: int) -> ir.Model:
     if opset >= 18:
         text = re.sub(r"ReduceMean<axes=\[-1\]>\((\w)\)", r"ReduceMean(\1, last)", text)
         made["last"] = np.array([-1])
-    read = {name: array for name, array in made.items() if re.search(rf"\b{name}\b", text)}
-    return graph(text, f"{dtype}[B,4,6] x", f"{dtype}[B,4,6] y", read, opset=opset)
+    return graph(text, f"{dtype}[B,4,6] x", f"{dtype}[B,4,6] y", made, opset=opset)
 
 
 def _after_optimizer(model: ir.Model) -> ir.Model:
     return ir.from_proto(optimized(ir.to_proto(model), "bert", 0))
 
 
-@pytest.mark.parametrize("opset", [17, 18])
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("behind", ["y = Relu(n)", "y = MatMul(n, W)", "y = Mul(n, gamma)"])
-@pytest.mark.parametrize("norm", [_NORM, _SPELLED])
+@pairs(
+    norm=[_NORM, _SPELLED],
+    behind=["y = Relu(n)", "y = MatMul(n, W)", "y = Mul(n, gamma)"],
+    way=_WAYS,
+    opset=[17, 18],
+)
 def test_the_optimizer_takes_norms_in_double(norm: str, behind: str, way: str, opset: int) -> None:
     model = _made(norm, behind, "double", opset)
     result = onnxfold.optimize(model, check=0, **_WAYS[way])
@@ -78,6 +81,7 @@ def test_the_optimizer_takes_a_norm_behind_a_deferred_one(target: str, dtype: st
     assert error(model, _after_optimizer(result.model)) < 2.0**-bits
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_optimizer_takes_deferred_and_reinstated_norms_in_memory(level: int) -> None:
     """A session of the optimizer sees no initializer that its shape inference would need."""
@@ -91,6 +95,7 @@ def test_the_optimizer_takes_deferred_and_reinstated_norms_in_memory(level: int)
     assert "SimplifiedLayerNormalization" in {node.op_type for node in fused.graph}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 @pytest.mark.parametrize("level", [0, 1])
 def test_the_optimizer_takes_a_gate_behind_a_deferred_norm(level: int, target: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.operators.functions import DOMAIN
+from tests.sessions import outputs
 
 C = 16
 LAYOUTS: dict[str, tuple[list[str], dict[str, object]]] = {
@@ -138,14 +138,9 @@ def calls(model: ir.Model) -> list[str]:
 
 
 def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if kernels:
-        onnxfold.register(options)
     x = np.random.default_rng(1).standard_normal((2, 3, C)).astype(np.float32)
     x[1, 2] = 0.5  # a row whose norm is beta
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return list(session.run(None, {"x": x}))
+    return outputs(model, {"x": x}, kernels=kernels)
 
 
 def assert_same_codes(model: onnx.ModelProto, *, kernels: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.operators.functions import DOMAIN
+from tests.pairs import pairs
 
 B, T, C = 2, 3, 8
 FLAT = ("flat", "computed", "of the sum")
@@ -142,10 +142,7 @@ def test_skip_operators_of_onnxruntime_become_ours(opset: int) -> None:
     assert ours(fused(model)) == ["AddBiasLayerNormAffineWithSum"]
 
 
-@pytest.mark.parametrize(
-    ("biased", "sum_read", "rows_read"), list(product([False, True], repeat=3))
-)
-@pytest.mark.parametrize("target", FLAT)
+@pairs(target=FLAT, biased=[False, True], sum_read=[False, True], rows_read=[False, True])
 def test_a_reshape_that_keeps_rows_changes_places_with_the_norm(
     target: str, biased: bool, sum_read: bool, rows_read: bool
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -15,6 +14,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.passes.lower.row_scales import reduces_rows
+from tests.sessions import outputs
 
 C = 16
 node = helper.make_node
@@ -65,16 +65,11 @@ def model_of(nodes: Sequence[onnx.NodeProto], *outputs: str) -> onnx.ModelProto:
 
 
 def outputs_of(model: onnx.ModelProto, *, kernels: bool) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if kernels:
-        onnxfold.register(options)
     rng = np.random.default_rng(1)
     inputs = {
         each.name: rng.standard_normal((2, 3, C)).astype(np.float32) for each in model.graph.input
     }
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return list(session.run(None, inputs))
+    return outputs(model, inputs, kernels=kernels)
 
 
 @pytest.mark.parametrize(

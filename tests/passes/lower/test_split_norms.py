@@ -8,6 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxfold
+from tests.pairs import pairs
 
 WIDTH = 16
 
@@ -44,15 +45,17 @@ def _model(dtype: type, *, second: float, biases: bool, opset: int) -> onnx.Mode
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-@pytest.mark.parametrize("target", ["onnx", "kernels"])
-@pytest.mark.parametrize("biases", [False, True])
-@pytest.mark.parametrize("second", [1e-5, 1e-6])
-@pytest.mark.parametrize(("dtype", "opset"), [(np.float32, 17), (np.float32, 12), (np.float16, 17)])
+@pairs(
+    kind=[(np.float32, 17), (np.float32, 12), (np.float16, 17)],
+    second=[1e-5, 1e-6],
+    biases=[False, True],
+    target=["onnx", "kernels"],
+)
 def test_the_checker_takes_what_it_took(
-    dtype: type, opset: int, second: float, biases: bool, target: str
+    kind: tuple[type, int], second: float, biases: bool, target: str
 ) -> None:
     """A file for kernels has one epsilon for each name; norms with another are spelled out."""
-    original = _model(dtype, second=second, biases=biases, opset=opset)
+    original = _model(kind[0], second=second, biases=biases, opset=kind[1])
     onnx.checker.check_model(original)
     once = onnxfold.optimize(original, target=target)
     onnx.checker.check_model(once.model)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from onnx import parser
 
 import onnxfold
 from onnxfold.shapes import infer
 from onnxfold.targets.sums import fused_additions
+from tests.sessions import executed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,10 +58,7 @@ def test_the_beta_of_a_spelled_norm_in_front_of_another_stays_an_add(tmp_path: P
     path, out = tmp_path / "two.onnx", tmp_path / "out.onnx"
     onnx.save(parser.parse_model(TWO_SPELLED_NORMS), path)
     onnxfold.optimize(path, out, target="ort", check=None)
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "session.onnx")
-    ort.InferenceSession(out, options, ["CPUExecutionProvider"])
-    nodes = onnx.load(tmp_path / "session.onnx").graph.node
+    nodes = executed(out, tmp_path).graph.node
     assert Counter(node.op_type for node in nodes) == {"Sum": 1, "LayerNormalization": 2}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
@@ -17,6 +16,7 @@ from onnxfold.passes.centring import worth
 from onnxfold.passes.lower import finalize
 from onnxfold.report.sentences import totals
 from tests.optimized import optimized
+from tests.sessions import executed, outputs
 
 WIDTH = 8
 TURN, BACK = "Transpose<perm=[0,2,3,1]>", "Transpose<perm=[0,3,1,2]>"
@@ -51,19 +51,14 @@ def folds(model: onnx.ModelProto, **options: str) -> int:
     return sum(norm["action"] == "rms" for norm in norms)
 
 
-def executed(model: onnx.ModelProto, folder: Path) -> Counter[str]:
+def operators(model: onnx.ModelProto, folder: Path) -> Counter[str]:
     """The operators that a session executes."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    made = onnx.load(folder / "optimized.onnx")
-    return Counter(node.op_type for node in made.graph.node)
+    return Counter(node.op_type for node in executed(model, folder).graph.node)
 
 
 def test_a_session_executes_no_more_than_for_the_original(tmp_path: Path) -> None:
     result = onnxfold.optimize(channels_first())
-    assert executed(result.model, tmp_path) == executed(channels_first(), tmp_path)
+    assert operators(result.model, tmp_path) == operators(channels_first(), tmp_path)
     (row,) = result.report["inspect"]["norms"]
     assert row["reason"]["code"] == "no_cheaper_form"
     assert "Transposes" in row["reason"]["sentence"]
@@ -101,12 +96,7 @@ def farther() -> onnx.ModelProto:
 def error(model: onnx.ModelProto, original: onnx.ModelProto) -> float:
     """The largest difference of an output, relative to its largest element."""
     feeds = {"x": np.random.default_rng(1).standard_normal((2, 3, 6, 6)).astype(np.float32)}
-    first, second = (
-        ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
-            None, feeds
-        )
-        for each in (model, original)
-    )
+    first, second = (outputs(each, feeds) for each in (model, original))
     pairs = zip(first, second, strict=True)
     return max(float(np.abs(ours - own).max() / np.abs(own).max()) for ours, own in pairs)
 
@@ -115,6 +105,7 @@ def error(model: onnx.ModelProto, original: onnx.ModelProto) -> float:
 ROUNDING = 100 * float(np.finfo(np.float32).eps)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_the_optimizer_keeps_the_outputs_in_both_orders(target: str, level: int) -> None:
@@ -127,6 +118,7 @@ def test_the_optimizer_keeps_the_outputs_in_both_orders(target: str, level: int)
         assert error(optimized(again, "vit", level), model) <= ROUNDING
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_the_optimizer_keeps_the_outputs_of_norms_that_fold_always(target: str) -> None:
     for model in (channels_first(), farther()):
@@ -135,6 +127,7 @@ def test_the_optimizer_keeps_the_outputs_of_norms_that_fold_always(target: str) 
         assert error(optimized(result.model, "vit", 1), model) <= ROUNDING
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 def test_the_optimizer_breaks_a_norm_that_is_not_left(
     target: str, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +139,7 @@ def test_the_optimizer_breaks_a_norm_that_is_not_left(
         assert error(optimized(folded, "vit", 1), model) > 1e3 * ROUNDING
 
 
+@pytest.mark.torch
 def test_a_norm_that_stays_stops_the_transpose() -> None:
     way = f"r = Mul(n, G)  o = LayerNormalization<axis=-1>(r, G, B)  u = {BACK}(o)"
     model = channels_first(behind=f"{way}  y = Conv<pads=[1,1,1,1]>(u, W1, B1)")
@@ -153,6 +147,7 @@ def test_a_norm_that_stays_stops_the_transpose() -> None:
     assert error(optimized(onnxfold.optimize(model).model, "vit", 1), model) <= ROUNDING
 
 
+@pytest.mark.torch
 def test_one_norm_that_stays_is_enough() -> None:
     way = "o = LayerNormalization<axis=-1>(n, G, B)"
     model = channels_first(behind=f"{way}  {BEHIND.replace('(n)', '(o)')}")
@@ -168,6 +163,7 @@ def test_one_norm_that_stays_is_enough() -> None:
     assert not again.changed
 
 
+@pytest.mark.torch
 def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
     other = f"i = Conv(x, W2, B0)  v = {TURN}(i)  w = MatMul(v, W)"
     straight = f"{other}  s = Add(t, w)  {NORM.replace('(t', '(s')}"
@@ -179,6 +175,7 @@ def test_a_sum_with_what_is_not_turned_stops_the_transpose() -> None:
     assert folds(turned) == 0
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 @pytest.mark.parametrize("to", ["rms", "crms", "layer"])
 def test_a_conversion_is_of_every_norm_and_survives_the_optimizer(to: str, target: str) -> None:
@@ -205,6 +202,7 @@ def in_parts() -> onnx.ModelProto:
     return channels_first(opset=14, norm=IN_PARTS)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_a_norm_that_came_in_parts_survives_the_optimizer(target: str) -> None:
     model = in_parts()
@@ -223,6 +221,7 @@ def test_a_product_with_a_reciprocal_becomes_no_quotient() -> None:
     assert "Div" in {node.op_type for node in onnxfold.optimize(apart).model.graph.node}
 
 
+@pytest.mark.torch
 def test_the_norm_of_a_sum_is_fused_where_nothing_turns_back_but_the_sum(tmp_path: Path) -> None:
     """The call gives the sum too; a Transpose is moved behind that, and stays before the norm."""
     first = re.sub(r"\b(m|d|two|q|v|p|w|r|o|s|n)\b", r"\1_1", IN_PARTS).replace("t,", "a,")
@@ -236,6 +235,6 @@ def test_the_norm_of_a_sum_is_fused_where_nothing_turns_back_but_the_sum(tmp_pat
     folded = onnxfold.optimize(model, target="kernels").model
     calls = [node.op_type for node in folded.graph.node if node.domain == "onnxfold"]
     assert calls == ["AddRMSNormAffineWithSum", "RMSNormAffine"]
-    assert executed(folded, tmp_path)["SimplifiedLayerNormalization"] == 1
+    assert operators(folded, tmp_path)["SimplifiedLayerNormalization"] == 1
     for level in (0, 1, 2):
         assert error(optimized(folded, "vit", level), model) <= ROUNDING

@@ -74,6 +74,7 @@ def test_the_second_norm_of_a_sum_has_a_body_of_its_own(tmp_path: Path) -> None:
     assert not again.changed
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("behind", [TWO, THREE])
 def test_the_transformers_optimizer_fuses_each(behind: str, level: int) -> None:

@@ -44,6 +44,7 @@ def test_norms_without_gamma_share_their_scale(name: str, target: str, tmp_path:
     assert not any(node.op_type == "ConstantOfShape" for node in [*model.graph.node, *bodies])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_norm_that_stays_keeps_its_beta_as_zeros(target: str, level: int) -> None:

@@ -7,7 +7,9 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.pairs import pairs
+from tests.passes.affine.affine_graphs import error
 
 _HEAD = "h = MatMul(x, W) m = ReduceMean<axes=[-1]>(h) d = Sub(h, m) "
 _TAIL = "e = Add(v, eps) r = Sqrt(e) q = Div(d, r) g = Mul(q, gamma) y = Add(g, beta)"
@@ -19,9 +21,7 @@ _BODIES = {
 }
 
 
-@pytest.mark.parametrize("opset", [17, 18])
-@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-@pytest.mark.parametrize("body", _BODIES)
+@pairs(body=_BODIES, target=["kernels", "onnx", "ort"], opset=[17, 18])
 def test_a_norm_in_double_folds_with_the_epsilon_that_it_has(
     body: str, target: str, opset: int
 ) -> None:
@@ -78,15 +78,12 @@ _ENDS = {
 }
 
 
-@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-@pytest.mark.parametrize(("kind", "to"), [("float", 1), ("float16", 10)])
-@pytest.mark.parametrize("end", _ENDS)
-@pytest.mark.parametrize("body", _BODIES)
+@pairs(body=_BODIES, end=_ENDS, kind=["float", "float16"], target=["kernels", "onnx", "ort"])
 def test_a_norm_that_is_computed_in_double_inside_another_model_stays_in_double(
-    body: str, end: str, kind: str, to: int, target: str
+    body: str, end: str, kind: str, target: str
 ) -> None:
     """Its epsilon stays the double that it is, and its roots and squares have all their digits."""
-    dtype = np.dtype("float32" if to == 1 else "float16")
+    dtype, to = {"float": (np.float32, 1), "float16": (np.float16, 10)}[kind]
     made: dict[str, np.ndarray] = {
         name: array.astype(dtype)
         for name, array in weights(W=(6, 6), gamma=(6,), beta=(6,)).items()
@@ -94,9 +91,8 @@ def test_a_norm_that_is_computed_in_double_inside_another_model_stays_in_double(
     made |= {f"wide_{name}": made[name].astype(np.float64) for name in ("gamma", "beta")}
     text = _INSIDE + _BODIES[body].replace("(h, ", "(w, ").replace(", h)", ", w)") + _ROOT
     text += _ENDS[end].format(to=to)
-    read = {name: array for name, array in made.items() if f"{name})" in text}
-    read["eps"] = np.array(1e-5)
-    model = graph(text, f"{kind}[B,4,6] x", f"{kind}[B,4,6] y", read, opset=17)
+    made["eps"] = np.array(1e-5)
+    model = graph(text, f"{kind}[B,4,6] x", f"{kind}[B,4,6] y", made, opset=17)
     result = onnxfold.optimize(model, target=target)
     assert len(result.plan.folds) == 1
     assert "left_out" not in result.report

@@ -7,7 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.passes.prepare.working_copy import prepare
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 _SHAPE = "double[B,4,6]"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfold.passes.prepare import direct_reads
 from onnxfold.passes.prepare.direct_reads import read_from_outside
+from tests.sessions import outputs
 
 SIZE = 3
 _RNG = np.random.default_rng(0)
@@ -58,8 +58,7 @@ def _freed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def _run(model: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    return session.run(None, {"x": H})[0]
+    return outputs(model, {"x": H})[0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import onnx
 import pytest
@@ -59,18 +61,18 @@ def test_what_we_write_is_ours() -> None:
     assert onnxfold.optimize(written).report["prepared"]["inlined"] == []
 
 
-@pytest.mark.parametrize("name", sorted(SIGNATURES))
-def test_every_body_is_recognised_and_a_changed_one_is_not(name: str) -> None:
+# Opsets in turns: in each of them norms of every kind are spelled in their own way.
+@pytest.mark.parametrize(("name", "opset"), list(zip(sorted(SIGNATURES), cycle((17, 18, 23)))))
+def test_every_body_is_recognised_and_a_changed_one_is_not(name: str, opset: int) -> None:
     import onnx_ir as ir
 
     signature = SIGNATURES[name]
     node = call(name, [ir.Value(name=key) for key in signature.inputs], epsilon=1e-5)
     other = call(name, [ir.Value(name=key) for key in signature.inputs], epsilon=1.0)
-    for opset in (17, 18, 23):
-        setting = Setting(ir.DataType.FLOAT, 1, node.attributes.get_float("epsilon", 0.0))
-        body = function(name, opset, setting)
-        assert is_ours(ir.from_proto(ir.to_proto(body)), [node])
-        assert is_ours(body, [other]) is ("epsilon" not in signature.attributes)
-        changed = ir.to_proto(body)
-        changed.node[-1].op_type = "Abs"
-        assert not is_ours(ir.from_proto(changed), [node])
+    setting = Setting(ir.DataType.FLOAT, 1, node.attributes.get_float("epsilon", 0.0))
+    body = function(name, opset, setting)
+    assert is_ours(ir.from_proto(ir.to_proto(body)), [node])
+    assert is_ours(body, [other]) is ("epsilon" not in signature.attributes)
+    changed = ir.to_proto(body)
+    changed.node[-1].op_type = "Abs"
+    assert not is_ours(ir.from_proto(changed), [node])

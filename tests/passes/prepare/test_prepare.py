@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
@@ -18,6 +17,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.report.printed import print_norms
 from onnxfold.shapes import infer
 from tests.norms.replay import random_feeds
+from tests.sessions import outputs
 
 BOUND = 2e-6  # float32: sums in another order, then about ten roundings of 6e-8
 
@@ -28,13 +28,7 @@ def skip_model(body: str, inputs: str, outputs: str, opset: int = 17) -> onnx.Mo
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
+    return outputs(model, feeds, level="none")
 
 
 def check(proto: onnx.ModelProto, expected_ops: str, feeds=None):

@@ -17,7 +17,8 @@ from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.proof import Proof
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 
 __all__ = ["BIASED", "BOUND", "Absorbed", "absorb", "applied", "assert_moved", "scale_model"]
 
@@ -61,9 +62,7 @@ _FIXED: dict[str, Array] = {
 def scale_model(body: str, more: dict[str, Array] | None = None) -> ir.Model:
     """Return a model of x: [B, 4, 6] with the constants that the text names."""
     made = weights(**_SHAPES) | _FIXED | (more or {})
-    words = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
-    constants = {name: array for name, array in made.items() if name in words}
-    model = graph(body, "double[B,4,6] x", "double[] y", constants)
+    model = graph(body, "double[B,4,6] x", "double[] y", made)
     for value in model.graph.outputs:
         value.shape = None
     return model

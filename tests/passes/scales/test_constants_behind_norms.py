@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import onnxfold
-from tests.passes.affine.affine_graphs import error, graph, weights
+from tests.graphs import graph, weights
+from tests.passes.affine.affine_graphs import error
 
 _NORM = "h = MatMul(x, W) m = LayerNormalization<axis=-1>(h, {parts}) "
 _SPELLED = (
@@ -34,9 +35,7 @@ def _model(body: str, outputs: str = "double[B,4,4] y"):
     made = weights(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 4))
     made |= {"ones": np.ones(6), "one": np.array(1.0), "half": np.array([[0.5]])}
     made["eps"] = np.array(float(np.float32(1e-5)))
-    names = set(body.replace(",", " ").replace(")", " ").replace("(", " ").split())
-    kept = {name: array for name, array in made.items() if name in names}
-    return graph(body, "double[B,4,6] x", outputs, kept, opset=17)
+    return graph(body, "double[B,4,6] x", outputs, made, opset=17)
 
 
 @pytest.mark.parametrize("name", _TAILS)

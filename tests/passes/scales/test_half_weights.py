@@ -14,7 +14,7 @@ from onnxfold.check.reference import Precision, run
 from onnxfold.passes.affine import decide as affine
 from onnxfold.passes.deferral import half_floats as deferral
 from onnxfold.passes.scales import decide as scales
-from tests.passes.affine.affine_graphs import Array, graph
+from tests.graphs import Array, graph
 
 WIDTH = 64
 LAYER = "h = MatMul(x, W) a = Add(h, b) y = Mul(a, ls)"

@@ -13,7 +13,8 @@ from onnxfold.graph import ModelInfo
 from onnxfold.passes.scales import writer as back
 from onnxfold.passes.scales.homogeneous import carries_factor
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, error, graph
+from tests.graphs import Array, graph
+from tests.passes.affine.affine_graphs import error
 from tests.passes.scales.scale_graphs import absorb, assert_moved, scale_model
 
 QUERIES = "m = MatMul(x, H) a = Add(m, hb) r = Reshape(a, heads4) u = Transpose<perm=[0,2,1,3]>(r) "
@@ -120,9 +121,8 @@ UNUSED = ("Max", "ReduceMax")
 def test_inputs_that_carry_a_factor_together_are_those_of_the_numbers(text: str) -> None:
     words = text.replace("(", " ").replace(")", " ").replace(",", " ").split()
     names = [word for word in words if word in ("p", "o", "r")]
-    constants = {name: array for name, array in SHAPES.items() if name in words}
     inputs = ", ".join(f"double[4,4] {name}" for name in names)
-    model = graph(text, inputs, "double[] y", constants)
+    model = graph(text, inputs, "double[] y", SHAPES)
     model.graph.outputs[0].shape = model.graph.outputs[0].type = None
     (node,) = model.graph
     view = infer(model)

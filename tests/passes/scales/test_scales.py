@@ -15,7 +15,8 @@ from onnxfold.passes.scales.writer import channel_op
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.shapes import infer
-from tests.passes.affine.affine_graphs import Array, error, graph, weights
+from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import error
 from tests.passes.scales.scale_graphs import (
     BIASED,
     absorb,

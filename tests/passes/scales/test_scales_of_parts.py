@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from onnxfold.passes.plan import Plan
-from tests.passes.affine.affine_graphs import Array, error
+from tests.graphs import Array
+from tests.passes.affine.affine_graphs import error
 from tests.passes.scales.scale_graphs import BOUND, absorb, applied, assert_moved, scale_model
 
 WHOLE = "m = MatMul(x, QKV) a = Add(m, qkv) "

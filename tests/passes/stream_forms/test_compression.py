@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 
@@ -37,6 +36,7 @@ from tests.passes.stream_forms.compressing import (
     shapes_of_weights,
     to_crms,
 )
+from tests.sessions import outputs
 from tests.soundness.float64 import evaluate, relative_error
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
@@ -392,7 +392,4 @@ def test_half_floats_lose_no_more_than_before(shift: float) -> None:
 
 
 def outputs_of(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, feeds)
+    return outputs(model, feeds)

@@ -23,6 +23,7 @@ from onnxfold.serving.triton.repository import Deployment, Publication, publish
 from tests.builders import pre_norm_model
 from tests.custom_ops import c_program
 from tests.oracle import Array
+from tests.sessions import outputs
 
 DIGITS = Path(__file__).parents[3] / "models" / "digits_vit" / "digits_vit.onnx"
 SHAPE = (2, 1, 8, 8)
@@ -337,8 +338,7 @@ def test_a_c_program_serves_it_in_the_way_of_the_backend(tmp_path: Path) -> None
     program = c_program.build(tmp_path / "run_model")
     (ours,) = backend_run(program, folder, folder / "1" / "model.onnx")
     (images,) = c_program.pattern(1, SHAPE)
-    session = onnxruntime.InferenceSession(DIGITS, providers=["CPUExecutionProvider"])
-    (original,) = session.run(None, {"images": images})
+    (original,) = outputs(DIGITS, {"images": images})
     # Logits below 32, behind some hundred roundings of values no larger.
     np.testing.assert_allclose(ours, original.ravel(), rtol=0, atol=100 * 32 * 2.0**-24)
     bare = onnx.load(folder / "1" / "model.onnx")

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from tests.passes.affine.affine_graphs import Array, graph
+from tests.graphs import Array, graph
 
 __all__ = ["factor_graph"]
 

@@ -5,11 +5,16 @@
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.activation import gelu_erf, gelu_tanh, quick_gelu, softmax
+from onnxfold.check.reference.kernels.activation import (
+    expit,
+    gelu_erf,
+    gelu_tanh,
+    quick_gelu,
+    softmax,
+)
 from onnxfold.check.reference.kernels.convolution import conv
 from onnxfold.check.reference.kernels.linear import gemm
 from onnxfold.check.reference.kernels.normalization import layer_norm, rms_norm
-from onnxfold.check.reference.kernels.special import expit
 from onnxfold.check.reference.precision import Array
 
 _DOMAIN = "com.microsoft"

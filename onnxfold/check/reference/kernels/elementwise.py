@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, ResourceLimitError, kernel
-from onnxfold.check.reference.kernels.special import erf
+from onnxfold.check.reference.kernels.activation import erf
 from onnxfold.check.reference.precision import Array, is_floating
 from onnxfold.graph import node_label
 

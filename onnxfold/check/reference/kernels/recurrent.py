@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.special import expit
+from onnxfold.check.reference.kernels.activation import expit
 from onnxfold.check.reference.precision import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from onnxfold.check.reference import Precision, run
 from onnxfold.options import Target
-from tests.passes.affine.affine_graphs import graph, weights
+from tests.graphs import graph, weights
 from tests.soundness.folding import fold, forced
 
 BOUND = 1e-12  # float64 throughout

@@ -1,0 +1,112 @@
+"""What every benchmark does: read its options, keep to a budget, name what fails, print tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from onnxfold.errors import one_line
+
+__all__ = ["BUDGET", "CPU", "Budget", "arguments", "failed", "quantiles", "show"]
+
+BUDGET: Final = 540.0  # seconds: where machines are lent, a command often has ten minutes
+CPU: Final = "CPUExecutionProvider"
+
+
+def arguments(
+    document: str | None, options: Mapping[str, Any], given: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Parse a command line: for each name its default, or its type where it has none.
+
+    A list is a default of any number of values, a tuple all that may be chosen from and the default
+    too; a dictionary has the keywords of ``add_argument``.
+    """
+    module = sys.modules["__main__"].__spec__
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module.name}" if module else None,
+        description=document,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, value in options.items():
+        parser.add_argument(name, **_keywords(value))
+    return parser.parse_args(given)
+
+
+def _keywords(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, type):
+        return {"type": value}
+    if isinstance(value, bool):
+        return {"action": "store_true"}
+    if isinstance(value, list | tuple):
+        chosen = {"choices": value} if isinstance(value, tuple) else {}
+        return {"nargs": "*", "type": type(value[0]), "default": list(value), **chosen}
+    return {"type": type(value), "default": value, "help": "default: %(default)s"}
+
+
+class Budget:
+    """Seconds, from now on, in which a program begins new work; and whether all of it was done."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.start, self.incomplete = seconds, time.monotonic(), False
+
+    @property
+    def left(self) -> float:
+        """Seconds to go, at least 0."""
+        return max(0.0, self.seconds - (time.monotonic() - self.start))
+
+    @property
+    def spent(self) -> bool:
+        """Whether no new work begins."""
+        return time.monotonic() - self.start > self.seconds
+
+    def ended(self, left: str) -> bool:
+        """Whether the budget is spent; says so, and what is left."""
+        if self.spent:
+            print(f"the budget is spent: {left}", flush=True)
+            self.incomplete = True
+        return self.spent
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """Run one case; where it fails, say so by name and go on."""
+        try:
+            yield
+        except Exception as error:  # said by name; the others still run
+            failed(name, error)
+            self.incomplete = True
+
+
+def failed(what: str, error: Exception) -> None:
+    """Print one line: what failed, why, and where; the rest of a run on a lent device goes on."""
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in place)
+    print(f"{what}: FAILED, {type(error).__name__}: {one_line(error)}{where}", flush=True)
+
+
+def quantiles(values: npt.ArrayLike, digits: int, **columns: float) -> dict[str, float]:
+    """Return percentiles of values by the names of the columns that they go to, rounded."""
+    found = np.percentile(values, list(columns.values()))
+    return {name: round(float(value), digits) for name, value in zip(columns, found, strict=True)}
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
+    """Print a table; nothing where a cell is None."""
+    table = Table(title=title, title_justify="left", box=None, caption=note or None)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True, max_width=60)
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    Console(width=150).print(table)

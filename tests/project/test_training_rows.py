@@ -1,0 +1,138 @@
+"""The tables of docs/training.md and the numbers of docs/papers.md, read from the rows again."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+CONDITIONS = ("date", "onnxfold", "python", "numpy", "cpu", "cores", "threads")
+KEPT = ("inexact", "language", "centring", "forms")
+
+
+def columns(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns of a file as text."""
+    with (RESULTS / name).open(encoding="utf-8", newline="") as file:
+        names, *rows = csv.reader(file)
+    table = np.array(rows)
+    return {column: table[:, at] for at, column in enumerate(names)}
+
+
+def printed(name: str) -> list[list[str]]:
+    """Return the cells of a generated table of docs/training.md, without its headings."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    body = page.partition(f"<!-- {name}:")[2].partition(f"<!-- end of {name}")[0]
+    lines = [line for line in body.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines[1:]]
+
+
+def spread(numbers: np.ndarray[Any, Any], digits: int) -> str:
+    values = numbers.astype(float)
+    middle = f"{values.mean():.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ± {values.std(ddof=1):.{digits}f}"
+
+
+@pytest.mark.parametrize("name", [*(f"training_{each}.csv" for each in KEPT), "break_even.csv"])
+def test_every_row_has_its_conditions(name: str) -> None:
+    found = columns(name)
+    for condition in CONDITIONS:
+        assert (found[condition] != "").all(), condition
+    runtime = "onnxruntime" if name == "break_even.csv" else "torch"
+    assert (found[runtime] != "").all()
+    assert set(found["threads"]) == {"1"}
+
+
+def test_the_table_of_trainings_where_it_is_not_equivalent() -> None:
+    rows = columns("training_inexact.csv")
+    step = rows["step"].astype(int)
+    lines = printed("inexact")
+    assert len(lines) == len({*zip(rows["task"], rows["variant"], strict=True)})
+    for task, variant, _, seeds, loss, score in lines:
+        end = (rows["task"] == task) & (step == step[rows["task"] == task].max())
+        own = end & (rows["variant"] == variant)
+        assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
+        assert spread(rows["held_out_loss"][own], 3) == loss
+        assert spread(rows["score"][own], 3) == score
+
+
+def test_the_table_of_fine_tuning() -> None:
+    rows = columns("training_language.csv")
+    lines = printed("fine-tuning")
+    assert 2 * len(lines) == len({*zip(rows["setting"], rows["dropout"], strict=True)})
+    for _, dropout, setting, seeds, *values in lines:
+        for stage, value in zip(("before", "after"), values, strict=True):
+            own = rows["setting"] == f"{setting}, {stage} fine-tuning"
+            own &= rows["dropout"] == dropout
+            assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
+            assert spread(rows["perplexity"][own], 2) == value
+
+
+def test_the_table_of_centering() -> None:
+    rows = columns("training_centring.csv")
+    epoch, at, depth = (rows[name].astype(int) for name in ("epoch", "at", "depth"))
+    end = (epoch == epoch.max()) & (at == depth - 1)
+    for layers, variant, accuracy, *cells in printed("centering"):
+        own = end & (rows["variant"] == variant) & (depth == int(layers.partition(",")[0]))
+        own &= rows["residual"] == str("residual" in layers)
+        parts = [own & (rows["what"] == what) for what in ("linear", "norm", "activation")]
+        wanted = [", ".join(f"{float(x):.2f}" for x in rows["accuracy"][parts[1]])]
+        wanted += [", ".join(f"{float(x):.2f}" for x in rows["share"][part]) for part in parts]
+        wanted += [", ".join(f"{float(x):.1f}" for x in rows["length"][part]) for part in parts]
+        assert [accuracy, *cells] == wanted, (layers, variant)
+
+
+def test_the_table_of_forms() -> None:
+    rows = columns("training_forms.csv")
+    step = rows["step"].astype(int)
+    lines = printed("forms")
+    assert {line[0] for line in lines} == set(rows["variant"])
+    for variant, seeds, loss, score, times in lines:
+        own = rows["variant"] == variant
+        end = own & (step == step.max())
+        ratios = rows["ratio"][own].astype(float)
+        assert end.sum() == int(seeds)
+        assert spread(rows["held_out_loss"][end], 4) == loss
+        assert spread(rows["score"][end], 3) == score
+        assert times == f"{ratios.mean():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
+
+
+def test_the_forms_that_are_one_function_have_one_curve() -> None:
+    rows = columns("training_forms.csv")
+    curves = {
+        variant: rows["held_out_loss"][rows["variant"] == variant].astype(float)
+        for variant in set(rows["variant"])
+    }
+    wanted = curves["layer_norm"]
+    for variant in ("centred weights", "crms_norm"):
+        # Three hundred steps of Adam in float32; another function is a hundred times as far.
+        assert np.abs(curves[variant] - wanted).max() <= 0.02
+    assert np.abs(curves["none"] - wanted).max() > 0.02
+
+
+def test_the_numbers_on_the_papers_are_of_the_rows() -> None:
+    with (ROOT / "docs" / "papers.toml").open("rb") as file:
+        papers = tomllib.load(file)["papers"]
+    page = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    cited = [
+        (item, value)
+        for paper in papers
+        for item in paper["items"]
+        for value in item.get("values", ())
+        if value["file"].startswith(("training_", "break_even")) and "form" in value
+    ]
+    assert len({value["file"] for _, value in cited}) >= 6
+    takes = {"max": np.max, "min": np.min, "mean": np.mean, "first": lambda x: x[0]}
+    for item, value in cited:
+        rows = columns(value["file"])
+        own = np.ones(len(rows["date"]), dtype=bool)
+        for name, wanted in value["where"].items():
+            own &= rows[name] == wanted
+        number = takes[value["take"]](rows[value["column"]][own].astype(float))
+        (line,) = [row for row in page.splitlines() if row.startswith(f"| {item['part']} |")]
+        assert format(number, value["form"]) in line, item["part"]
