@@ -8,6 +8,10 @@ benchmarks/results/recipes.csv (one row for a recipe), recipes_left.csv (one row
 stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma or beta). Rows of
 recipes without an export stay. Plans are made for ``--target kernels``. ``python docs/generate.py``
 makes docs/recipes.md from these.
+
+    python -m benchmarks.recipes tests/recipes --small
+
+counts the small recipes, of the same blocks and fewer of them, in small_recipes.csv.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Any
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, merge
+from benchmarks.rows import RESULTS, Row, merge, write
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
@@ -53,7 +57,11 @@ class AffineRow:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Count the exports in a directory, put them into the three files and return the exit code."""
-    directory: Path = arguments(__doc__, {"exports": Path}, words).exports
+    given = arguments(__doc__, {"exports": Path, "--small": False}, words)
+    directory: Path = given.exports
+    if given.small:
+        write(RESULTS / "small_recipes.csv", _small(directory))
+        return 0
     rows: list[Row] = []
     left: list[LeftRow] = []
     affine: list[AffineRow] = []
@@ -74,6 +82,17 @@ def main(words: Sequence[str] | None = None) -> int:
     for file, found in (("recipes", rows), ("recipes_left", left), ("recipes_affine", affine)):
         merge(RESULTS / f"{file}.csv", found, "recipe", counted, list(RECIPES))
     return 0
+
+
+def _small(directory: Path) -> list[Row]:
+    rows = []
+    for name in RECIPES:
+        path = find_export(directory, name)
+        summary = {} if path is None else onnxfold.inspect(path, paper=True)["summary"]
+        if summary.get("layer_norms"):
+            wanted = ("layer_norms", "foldable", "algorithm1", "algorithm1_embed_centred", "d2")
+            rows.append(Row(recipe=name, **{field: summary[field] for field in wanted}))
+    return rows
 
 
 def find_export(directory: Path, name: str) -> Path | None:

@@ -50,7 +50,16 @@ def pages() -> dict[Path, str]:
         docs / "laws.md": laws(),
         docs / "papers.md": papers(),
         docs / "parity.md": parity(),
-        docs / "recipes.md": recipes(rows, left, affine, timed, read_rows("counterexamples.csv")),
+        docs / "recipes.md": recipes(
+            rows,
+            left,
+            affine,
+            timed,
+            *(
+                read_rows(f"{name}.csv")
+                for name in ("counterexamples", "small_recipes", "families")
+            ),
+        ),
         docs / "refusals.md": refusals(),
         training: with_training(training.read_text(encoding="utf-8")),
         theory: with_deferral(theory.read_text(encoding="utf-8")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pages.tables import Row, table
 
@@ -29,6 +29,8 @@ def recipes(
     affine: Sequence[Row],
     timed: Sequence[Row],
     forced: Sequence[Row],
+    small: Sequence[Row],
+    families: Sequence[Row],
 ) -> str:
     return (
         "# Every recipe: what folds, and why the rest does not\n\n"
@@ -51,10 +53,12 @@ def recipes(
         "centered, which is true only without gamma and beta, embeddings as opaque, and other "
         "readers of a centered value are ignored; *embeddings "
         "centered*: the same with a centering after every embedding; *D.2*: the count that asks "
-        "the readers too, for the recipes exported in that run (`onnxfold inspect --paper`); "
+        "the readers too (`onnxfold inspect --paper`), or that of the small recipe in "
+        "`tests/recipes`, which has the same blocks and fewer of them (`small_recipes.csv`); "
         "*Table 3*: the paper's number for such a model, with embeddings centered. The other "
         "recipes below have no LayerNorm.\n\n"
-        + _counts(rows)
+        + _counts(rows, {row["recipe"]: row for row in small})
+        + _families(families)
         + _moved(rows, affine)
         + _saved(rows, timed)
         + "\n## The norms that are left\n\n"
@@ -68,7 +72,42 @@ def recipes(
     )
 
 
-def _counts(rows: Sequence[Row]) -> str:
+def _families(rows: Sequence[Row]) -> str:
+    return (
+        "\n## Families without a recipe\n\n"
+        "Small models with random weights, gammas, betas and gates, exported by TorchScript "
+        "(`python -m benchmarks.families`, `families.csv`). *bare*: x - mean(x) that no norm "
+        "follows, and how many go into the layer before. A gate that varies along the channels "
+        "(`varies_along_fiber`) ends a stream of diffusion transformers.\n\n"
+        + table(
+            ("model", "by", "norms", "LayerNorms", "folds", "bare", "gammas and betas moved",
+             "what stays"),
+            [
+                (
+                    row["recipe"],
+                    row["source"],
+                    row["norms"],
+                    row["layer_norms"],
+                    row["foldable"],
+                    f"{row['folded_centrings']} of {row['centrings']}",
+                    f"{row['gamma_fused']}, {row['beta_fused']}",
+                    row["left"],
+                )
+                for row in rows
+            ],
+        )
+    )  # fmt: skip
+
+
+def _asked(row: Row, small: Mapping[str, Row]) -> str:
+    """The count that asks readers too, of the recipe or of its small one."""
+    if row["d2"] or row["recipe"] not in small:
+        return _percent(row, "d2")
+    other = small[row["recipe"]]
+    return f"{other['d2']} of {other['layer_norms']} (small)"
+
+
+def _counts(rows: Sequence[Row], small: Mapping[str, Row]) -> str:
     return table(
         (
             "recipe",
@@ -90,7 +129,7 @@ def _counts(rows: Sequence[Row]) -> str:
                 f"{row['split_foldable']}, {row['split_insertions']} centerings",
                 _percent(row, "algorithm1"),
                 _percent(row, "algorithm1_embed_centred"),
-                _percent(row, "d2"),
+                _asked(row, small),
                 _TABLE_3.get(row["recipe"], ""),
             )
             for row in rows
@@ -200,7 +239,8 @@ def _impossible(forced: Sequence[Row]) -> str:
     return (
         "\n## Why no fold is exact there\n\n"
         "Each norm was folded all the same: all weights that lead to it centred, and an RMSNorm in "
-        "its place (`python -m benchmarks.counterexamples`, the small recipes of `tests/recipes`). "
+        "its place (`python -m benchmarks.counterexamples`: the small recipes of `tests/recipes`, "
+        "and other models of this page). "
         "*mean*: the largest mean of a row that it then reads, in parts of the deviation of its "
         "rows; *outputs*: how far they are then from those of the model, in parts of their largest "
         "number. One sample of inputs on which a function differs shows that it is another one.\n\n"
