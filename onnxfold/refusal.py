@@ -97,8 +97,7 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
     RefusalCode.COMES_APART: Explanation(
         "The norm could fold, but spelled as operators, as `--target onnx` writes an RMSNorm, "
         "other tools would break it up, and a session would run it in pieces; as "
-        "LayerNormalization it stays one operator after all of them ([in a "
-        "pipeline](pipeline.md)).",
+        "LayerNormalization it stays one operator after all of them.",
         "`--target ort` or `--norm-form op` fold it into one operator, `--norm-form decomposed` "
         "or `--fold always` if the named tool is not run afterwards.",
     ),

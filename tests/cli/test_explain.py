@@ -20,6 +20,11 @@ def test_every_code_has_a_meaning_and_a_remedy(code: RefusalCode) -> None:
     assert EXPLANATIONS[code].remedy in result.stdout
 
 
+@pytest.mark.parametrize("code", RefusalCode)
+def test_no_explanation_has_the_marks_of_a_link(code: RefusalCode) -> None:
+    assert "](" not in EXPLANATIONS[code].meaning + EXPLANATIONS[code].remedy
+
+
 def test_without_a_code_all_are_listed_a_line_each() -> None:
     lines = _RUNNER.invoke(app, ["explain"], env={"COLUMNS": None}).stdout.splitlines()
     assert [line.split()[0] for line in lines] == [code.value for code in RefusalCode]
