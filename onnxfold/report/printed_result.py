@@ -213,7 +213,7 @@ def _files(written: Mapping[str, Any]) -> Iterator[str]:
         if len(files) > 1:
             yield from f"(the first of {len(files)} data files)".split(" ")
     if shared:
-        yield from ("with", shared[0])
+        yield from ("which", "needs", shared[0])
         if len(shared) > 1:
             yield from f"and {len(shared) - 1} more".split(" ")
         yield from ("beside", "it")
