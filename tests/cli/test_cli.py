@@ -251,6 +251,7 @@ def test_a_model_without_norms_says_so(
     assert run(monkeypatch, "inspect", tmp_path / "m.onnx") == 0
     assert capsys.readouterr().out == "no norms: nothing to fold\n"
     fast = tmp_path / "fast.onnx"
+    monkeypatch.setenv("COLUMNS", "300")  # room for the path
     assert run(monkeypatch, "optimize", tmp_path / "m.onnx", fast) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "no norms: nothing to fold",
