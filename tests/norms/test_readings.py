@@ -58,7 +58,7 @@ def test_an_epsilon_of_nothing_is_one_and_a_negative_one_is_none() -> None:
     ("name", "number"), [("k", 3.0), ("twos", 2.0), ("pair", None), ("none", None)]
 )
 def test_one_number_fills_a_value_or_none_does(name: str, number: float | None) -> None:
-    view = _view("")
+    view = _view(f"v = Identity({name})")
     assert uniform(view, view.model.graph.initializers[name]) == number
 
 

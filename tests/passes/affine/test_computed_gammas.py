@@ -67,4 +67,4 @@ def test_where_it_stays_the_terminal_says_why(
     document = onnxfold.inspect(model)
     assert document["summary"]["gamma_fused"] == 0
     print_norms(Console(width=1000), document)
-    assert "1 gamma and 1 beta stay: shift_cannot_cross: MatMul" in capsys.readouterr().out
+    assert "1 gamma and 1 beta stay (shift_cannot_cross): MatMul" in capsys.readouterr().out
