@@ -15,6 +15,9 @@ If o was measured in several ways, the largest counts. Elements are judged toget
 usual size again by themselves: otherwise outputs of 1e9 for masked positions, with rounding errors
 to match, would excuse any error in the others. Elements on which all models agree to the last bit
 and that are 1000 times larger than where they differ carry no information and are left out.
+
+u rms(t) and u max|t| count as no less than the smallest normal float32, except for float64: below
+it float32 loses digits with each operation, and runtimes may flush numbers to 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +31,8 @@ from onnxfold.check.reference import Array, is_code, is_quantized_float, is_wide
 
 _CONCENTRATION = 4.0
 _OUTLYING = 1000.0
+SMALLEST_NORMAL = 2.0**-126
+_WIDEST = 2.0**-40  # roundoffs below it are float64's
 # Fewer elements than this are too few to judge by themselves.
 _ENOUGH = 64
 
@@ -104,7 +109,7 @@ def judge(
         )
         ratio, fault = max(ratio, part_ratio), fault or part_fault
     size, noise = rms(t), max(map(rms, noises))
-    bound = criterion.limit * max(noise, roundoff * size)
+    bound = criterion.limit * max(noise, _least(roundoff, size))
     if criterion.tolerance is not None:
         allowed = criterion.tolerance.atol + criterion.tolerance.rtol * np.abs(t)
         fault, bound = _outside(error, allowed), float(allowed.max())
@@ -196,13 +201,20 @@ def _compare(
     t: Array, noises: Sequence[Array], error: Array, roundoff: float, criterion: AcceptanceCriterion
 ) -> tuple[float, str | None]:
     noise, peak = max(map(rms, noises)), max(float(noise.max()) for noise in noises)
-    ratio = _ratio(rms(error), max(noise, roundoff * rms(t)))
-    peak_ratio = _ratio(float(error.max()), max(peak, roundoff * float(np.abs(t).max(initial=0.0))))
+    largest = float(np.abs(t).max(initial=0.0))
+    ratio = _ratio(rms(error), max(noise, _least(roundoff, rms(t))))
+    peak_ratio = _ratio(float(error.max()), max(peak, _least(roundoff, largest)))
     if ratio > criterion.limit:
         return ratio, f"its error is {ratio:.3g} times that of the original"
     if peak_ratio > _CONCENTRATION * criterion.limit:
         return ratio, f"its largest error is {peak_ratio:.3g} times that of the original"
     return ratio, None
+
+
+def _least(roundoff: float, size: float) -> float:
+    """Return the rounding error of numbers of a size, where they are normal numbers."""
+    smallest = 0.0 if roundoff < _WIDEST else SMALLEST_NORMAL
+    return max(roundoff * size, smallest)
 
 
 def _ratio(error: float, noise: float) -> float:

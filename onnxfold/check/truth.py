@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnxfold.check.budget import Budget, BudgetReport, judge_budget
-from onnxfold.check.criterion import AcceptanceCriterion, Judgement, judge
+from onnxfold.check.criterion import SMALLEST_NORMAL, AcceptanceCriterion, Judgement, judge
 from onnxfold.check.evidence import (
     FLOAT64_LIMIT_BYTES,
     MOST_RUNS,
@@ -266,7 +266,8 @@ def _fault(judgements: Iterable[Judgement]) -> str | None:
 def _is_far(judgements: Iterable[Judgement], evidence: Evidence) -> bool:
     """Whether the original in ONNX Runtime is further from the truth than rounding explains."""
     return evidence.method == "float64" and any(
-        judgement.original_rms_error > FAR * judgement.size > 0 for judgement in judgements
+        each.size > 0 and each.original_rms_error > max(FAR * each.size, SMALLEST_NORMAL)
+        for each in judgements
     )
 
 

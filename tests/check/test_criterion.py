@@ -64,6 +64,14 @@ def test_an_original_without_error_leaves_the_unit_roundoff_as_noise() -> None:
         assert (judgement.fault is None) == passes
 
 
+def test_numbers_that_float32_flushes_to_zero_are_not_told_apart() -> None:
+    tiny = 1e-40 * TRUTH
+    assert judged(2 * tiny, tiny, tiny.astype(np.float32)).fault is None
+    assert judged(1e4 * tiny, tiny, tiny.astype(np.float32)).fault is not None
+    wide = judge(tiny, (tiny,), 2 * tiny, roundoff=2.0**-53, criterion=AcceptanceCriterion(4.0))
+    assert wide.fault is not None
+
+
 def test_exact_zeros_allow_no_error_that_the_others_do_not() -> None:
     zeros = np.zeros(8)
     assert judged(zeros, zeros, zeros).fault is None

@@ -27,7 +27,9 @@ def test_optimize_writes_and_says_what_it_did(
     assert run(monkeypatch, "optimize", model, "-o", model.with_name("fast.onnx")) == 0
     said = capsys.readouterr().out
     assert "proved: 2 norms" in said
-    assert "--target ort or --norm-form op folds the norm that stays" in said  # the width of a table
+    assert (
+        "--target ort or --norm-form op folds the norm that stays" in said
+    )  # the width of a table
     assert "checked: max error" in said
     assert model.with_name("fast.onnx").exists()
 

@@ -275,7 +275,7 @@ def test_sums_in_float16_that_a_fold_keeps_apart_are_reported(pre: bool, tmp_pat
     assert joined == [1, 0]
     sums = {"fusion": "SkipLayerNormalization", "norms": ["LayerNormalization->m"], "opt_level": 0}
     assert report["inspect"]["excluded_fusions"] == [sums]
-    assert report["output"]["advice"].endswith("before onnxfold: sums in 16 bits")
+    assert report["output"]["advice"].endswith("before onnxfold: it fuses sums in 16 bits")
     folded = onnxfold.optimize(single)
     assert folded.report["inspect"]["excluded_fusions"] == []
     assert fused(folded.model)["SkipSimplifiedLayerNormalization"] == 1

@@ -52,11 +52,8 @@ def test_other_expressions_stay(body: str) -> None:
 
 
 def test_the_name_of_another_value_is_not_taken() -> None:
-    body = "o = Add(one, g) y = Mul(x, o)"
-    model = graph(
-        body,
-        f"{_SHAPE} x",
-        f"{_SHAPE} y",
-        {"one": np.array(1.0), "g": np.ones(6), "o.folded": np.ones(6)},
-    )
+    constants = {"one": np.array(1.0), "g": np.ones(6)}
+    model = graph("o = Add(one, g) y = Mul(x, o)", f"{_SHAPE} x", f"{_SHAPE} y", constants)
+    taken = ir.Value(name="o.folded", const_value=ir.tensor(np.ones(6)))
+    model.graph.register_initializer(taken)
     assert len(list(prepare(model).model.graph)) == 2
