@@ -95,8 +95,8 @@ def _returned(
 def _is_of_rows(over: MomentAxes, shape: SymbolicShape) -> bool:
     """Whether a norm is of all of the last axis, so that Reshapes around it only count its rows.
 
-    Such a norm ends before the last Reshape, as one of one operator does; InstanceNormalization of a
-    channel is a norm of rows by its Reshapes alone.
+    Such a norm ends before the last Reshape, as one of one operator does; InstanceNormalization of
+    one channel is a norm of rows by its Reshapes alone.
     """
     whole = over.fiber is not None and over.fiber.whole and over.channel is None
     return whole and over.axes == (len(shape) - 1,)
