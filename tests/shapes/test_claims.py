@@ -187,7 +187,7 @@ def test_the_report_names_the_count_and_the_worst(capsys: pytest.CaptureFixture[
         "inferred": None,
     }
     print_norms(Console(width=1000), document)
-    assert "'h' is declared [2, 4, 8], inference finds no shape" in capsys.readouterr().out
+    assert "'h': declared [2, 4, 8], inferred no shape" in capsys.readouterr().out
     confirmed = inspect(model(["batch", 4, 8]))
     assert confirmed["claimed_shapes"] == {"count": 0, "worst": None, "untrue": []}
     print_norms(Console(width=1000), confirmed)

@@ -162,8 +162,8 @@ class _Prices:
         if shared > 1 and not self.lowering.calls_in_place(site):
             # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
-        if self.view.is_dead(site.last):  # it folds where that costs nothing
-            gain = min(gain, 1)
+        if self.view.is_dead(site.last):  # no session computes it: it folds where that is free
+            return Demand(site, 1)
         return Demand(site, gain, spent, apart + beta)
 
     def _keeps_beta(self, site: NormSite) -> bool:
