@@ -101,17 +101,17 @@ def _streams(
     transfers = ModelTransfers(info, sites)
     walks: list[ScaleWalk] = []
     refusals: list[tuple[str, Refusal]] = []
-    refused: set[ir.Value] = set()
+    known: set[ir.Value] = set()
     for site in sites:
-        known = any(site.output in walk.ending for walk in walks)
-        if known or site.input in refused or info.tensor(site.input) is not None:
+        idle = info.tensor(site.input) is not None or info.is_dead(site.last)
+        if idle or site.input in known:
             continue
         walk = ScaleWalk(info, transfers, sites)
         ref = info.ref(site.output)
         why = settings.refuse_unproved(ref) or walk.find(site.input)
+        known.update(point.value for point in walk.stream.values)
         if why is not None:
             refusals.append((ref, why))
-            refused.update(p.value for p in walk.stream.values)
         elif walk.ending and walk.members:
             walks.append(walk)
     return walks, refusals

@@ -87,6 +87,24 @@ def test_copies_of_a_shared_bias_are_proved_by_their_readers() -> None:
     assert "left_out" not in result.report
 
 
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_a_norm_that_no_output_needs_starts_no_stream_of_its_own(reshaped: bool) -> None:
+    model = onnx.ModelProto.FromString(WIDE["layer"].SerializeToString())
+    value = "x1"
+    if reshaped:
+        shape = onnx.numpy_helper.from_array(np.array([0, 0, 2, WIDTH // 2]), "pairs")
+        model.graph.initializer.append(shape)
+        model.graph.node.append(onnx.helper.make_node("Reshape", ["x1", "pairs"], ["apart"]))
+        value = "apart"
+    ones = onnx.numpy_helper.from_array(np.ones(WIDTH // (1 + reshaped), np.float32), "ones")
+    model.graph.initializer.append(ones)
+    model.graph.node.append(onnx.helper.make_node("LayerNormalization", [value, "ones"], ["idle"]))
+    result = scaled(model, scale_streams=12, check=None)
+    (stream,) = result.report["scaled_streams"]["streams"]
+    assert stream["exponent"] == 12
+    assert error(evaluate(model, FEEDS), evaluate(result.model, FEEDS)) < 1e-6
+
+
 def test_a_tied_table_that_is_too_large_to_store_twice_stays() -> None:
     model = WIDE["tied at once"]
     result = scaled(model, allow_split=0, check=0)

@@ -57,9 +57,9 @@ def test_every_request_leaves_a_line_where_that_is_asked(folder: Path) -> None:
     with serving(folder, folder / "scaled.onnx", *options) as server:
         _ask(server)
         wait_for(lambda: len(_lines(server, "ModelInfer OK, ")) == 1)
+        wait_for(lambda: len(_lines(server, "refused: ")) == 4)
         assert len(_lines(server, rf"127\.0\.0\.1 POST {_INFER} 200, \d+ bytes, [\d.]+ ms")) == 1
         assert len(_lines(server, "GET /v2/health/ready 200")) == 1
-        assert len(_lines(server, "refused: ")) == 4
 
 
 def test_an_answered_request_leaves_no_line(folder: Path) -> None:
