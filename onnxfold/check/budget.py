@@ -2,7 +2,7 @@
 
 The criterion of ``onnxfold.check.criterion`` allows rounding errors alone, and a model in int8 errs
 by thousands of times as much. How close is close enough is then a number that the user chooses: a
-budget. Docs: docs/verify.md explains the measurements behind the defaults.
+budget. The defaults are argued from measured models in docs/verify.md.
 """
 
 import math

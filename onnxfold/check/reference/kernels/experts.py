@@ -95,7 +95,7 @@ def moe(call: Call, x: Array, router: Array, *given: Array | None) -> Array:
 
 @kernel("QMoE", domain=_DOMAIN, result_like=(0,))
 def q_moe(call: Call, x: Array, router: Array, *given: Array | None) -> Array:
-    """Codes of integers, as every device reads them that has no layout of its own."""
+    """Mixture of experts with integer weights that are not packed for a device."""
     padded = [*given, *(None for _ in range(18 - len(given)))]
     raw = call.integer("weights_prepacked", -1) < 1 and call.text("quant_type", "int") == "int"
     if not raw or any(array is not None for array in padded[12:]):
