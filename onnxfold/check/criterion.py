@@ -13,8 +13,9 @@ few elements, which the root mean square over a million would hide.
 
 If o was measured in several ways, the largest counts. All elements are judged together, and those
 of usual size again on their own: otherwise outputs of 1e9 for masked positions, with rounding
-errors to match, would excuse any error in the others. Elements on which all models agree to the last bit
-and that are 1000 times larger than where they differ carry no information and are left out.
+errors to match, would excuse any error in the others. Elements on which all models agree to the
+last bit and that are 1000 times larger than where they differ carry no information and are left
+out.
 
 u rms(t) and u max|t| count as no less than the smallest normal float32, except for float64: below
 it float32 loses digits with each operation, and runtimes may flush numbers to 0.
