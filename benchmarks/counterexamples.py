@@ -30,15 +30,16 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import reached
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io import load
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NormKind, NormSite
 from onnxfold.options import Folding, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Fold, WeightCentring
-from onnxfold.passes.lower.finalize import finished, note, settle_functions
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.finalize import finished, note, settle_functions
 from onnxfold.proof.relation import means
+from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point

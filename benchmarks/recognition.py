@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from benchmarks.graphs import model, node
 from benchmarks.rows import RESULTS, Row, append
-from onnxfold.norms import find_norms
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 
 __all__ = ["main", "tower"]

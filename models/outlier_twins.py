@@ -29,11 +29,12 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import change_constant
 from onnxfold.graph.operands import known_tensor
 from onnxfold.inputs.data import read_samples
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.rotate_streams import decide_streams
 from onnxfold.passes.basis.smooth_readers import weights_behind
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from onnxfold.refusal import Refusal
 from onnxfold.weights.edited import RotatedTensor, edited
 from onnxfold.weights.edits import Scale

@@ -4,6 +4,7 @@ Refusals are not errors.  Everything that decides (recognition, laws, planning, 
 return one; the report, the Python API and the command line print the same sentence.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -235,3 +236,17 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
         "If it is a constant scale per channel, place it directly after a linear layer.",
     ),
 }
+
+
+def refuse_overridable(names: Sequence[str]) -> Refusal:
+    """Refuse initializers that are graph inputs as well, because callers may replace them."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    one = len(names) == 1
+    subject = f"initializer {listed} is also a graph input"
+    many = f"initializers {listed} are also graph inputs"
+    it = "it" if one else "them"
+    return Refusal(
+        RefusalCode.OVERRIDABLE_INITIALIZER,
+        f"{subject if one else many}, so callers may override {it}; remove {it} from the inputs",
+        tuple(names),
+    )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import onnxfold.recognition
+import onnxfold.targets.lowering  # noqa: F401 - the same
 from onnxfold.targets import costs
 
 _DEFAULT_GRAPHS = 2000

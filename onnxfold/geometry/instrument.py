@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.edit import Editor, add_last, set_outputs
-from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
+from onnxfold.norms import EpsilonMode, NormKind, NormSite
+from onnxfold.recognition import find_norms
 
 COLUMNS = ("sum", "along_a", "along_b", "sum_of_squares")
 _SIDES = ("before", "after")

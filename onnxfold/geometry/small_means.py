@@ -25,14 +25,15 @@ from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.measurement import Measuring, measured
 from onnxfold.inputs.data.samples import DEFAULT_ROWS, read_samples
 from onnxfold.model_io.sources import Source, open_source
-from onnxfold.norms import NormKind, find_norms
+from onnxfold.norms import NormKind
 from onnxfold.options import METADATA_KEY, Options, bytes_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.dropping import refuse_dropping
-from onnxfold.passes.lower.finalize import note
 from onnxfold.pipeline import Result, folding
+from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.recognition import find_norms
 from onnxfold.shapes.claims import check_claims
 from onnxfold.targets.lowering import TargetLowering
 

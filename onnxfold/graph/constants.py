@@ -141,15 +141,21 @@ class ConstantFolder:
             if operand is not None and array is None:
                 return None
             inputs.append(array)
+        results = self.results(node, inputs) if self._is_small(node, inputs) else None
+        return None if results is None else results[value.index() or 0]
+
+    def results(self, node: ir.Node, inputs: list[Array | None]) -> list[Array] | None:
+        """Return the results of a node from the arrays of its operands, or None if it fails."""
         try:
-            if not self._is_small(node, inputs) or _begins_before(node, inputs):
+            if _begins_before(node, inputs):
                 return None
             if node.op_type == "Unsqueeze" and "axes" in node.attributes and inputs[0] is not None:
                 # onnx's evaluator inserts one axis after the other, in any order.
-                return np.expand_dims(inputs[0], tuple(node.attributes.get_ints("axes", ())))
-            if self._wide and node.op_type == "Cast" and value.dtype in FLOATS:
-                return None if inputs[0] is None else inputs[0].astype(np.float64)
-            return self._widened(self._compute(node, inputs)[value.index() or 0])
+                axes = tuple(node.attributes.get_ints("axes", ()))
+                return [np.expand_dims(inputs[0], axes)]
+            if self._wide and node.op_type == "Cast" and node.outputs[0].dtype in FLOATS:
+                return None if inputs[0] is None else [inputs[0].astype(np.float64)]
+            return [self._widened(array) for array in self._compute(node, inputs)]
         except _NO_RESULT:
             return None  # it fails wherever it runs, so its value is unknown
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -47,6 +48,7 @@ class ModelInfo:
         self.opset = model.graph.opset_imports.get("", 1)
         self._shapes: dict[ir.Value, Shape] = {}
         self.graphs = tuple(all_graphs(model))
+        self.facts: dict[object, Any] = {}  # onnxfold.graph.facts
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None
@@ -148,6 +150,10 @@ class ModelInfo:
     def wide_array(self, value: ir.Value | None) -> Array | None:
         """Return the result of :meth:`array` with floats as float64: exact up to its roundings."""
         return self._wide_folder.array(value)
+
+    def wide_results(self, node: ir.Node, inputs: list[Array | None]) -> list[Array] | None:
+        """Return what a node computes from such arrays of its operands, or None if it fails."""
+        return self._wide_folder.results(node, inputs)
 
     def is_constant(self, value: ir.Value | None) -> bool:
         """Whether a value is a constant: a stored one of any size, or a small expression."""

@@ -1,17 +1,21 @@
-"""Recognition of normalizations: every spelling yields the same :class:`NormSite`."""
+"""Norms and subtractions of means, however they are spelled; `recognition` finds them upstream."""
 
-from onnxfold.norms.bare_centrings import BareCentring, find_centrings
-from onnxfold.norms.numbered_streams import streams
-from onnxfold.norms.recognition import find_norms
+from onnxfold.graph.facts import Fact
+from onnxfold.norms.bare_centring import BareCentring
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 
+NORMS: Fact[tuple[NormSite, ...]] = Fact("norms")
+"""Every norm of the main graph and of all bodies, one site each, in topological order."""
+
+CENTRINGS: Fact[tuple[BareCentring, ...]] = Fact("bare centerings")
+"""Every subtraction of a mean from an activation that no norm contains, in order."""
+
 __all__ = [
+    "CENTRINGS",
+    "NORMS",
     "BareCentring",
     "EpsilonMode",
     "NormForm",
     "NormKind",
     "NormSite",
-    "find_centrings",
-    "find_norms",
-    "streams",
 ]

@@ -6,7 +6,6 @@ from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES
 from onnxfold.operators.row import Elements, Family, Layer, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
 
-EMBEDDED = "onnxfold.embedded"  # a mark in memory, on the norm of a former EmbedLayerNormalization
 _ACTIVATES = Opaque(RefusalCode.ACTIVATION, "may end in an activation")
 _PACKED = Opaque(
     RefusalCode.FIBER_BROKEN,

@@ -1,51 +1,28 @@
 """The table: one row per operator of ONNX, and of the domains com.microsoft and onnxfold.
 
-All other questions about operators are derived from these rows (facets.py). An operator without a
+The package fills it with the rows of its modules, which nothing else reads. All other questions
+about operators are derived from these rows (facets.py). An operator without a
 row is opaque (its output may have any mean) and shift-sensitive (it needs the original value), and
 refusals report the missing row. ``docs/laws.md`` is generated from the table, and every row has a
 property test against an independent oracle.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxfold.operators.contrib import CONTRIB
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output
-from onnxfold.operators.opaque import OPAQUE
-from onnxfold.operators.row import Family, Opaque, Operator, Shapes
-from onnxfold.operators.standard import STANDARD
+from onnxfold.operators.row import Opaque, Operator
 from onnxfold.refusal import RefusalCode
 
-
-def _own() -> Iterator[Operator]:
-    """Yield the rows of our own domain, including norms, which recognition handles."""
-    for name, signature in SIGNATURES.items():
-        if name == "Center":
-            law = (
-                "mean(x - mean x) = 0; (x + s) - mean(x + s) = x - mean x; P of fewer axes commutes"
-            )
-            yield Operator(name, DOMAIN, Family.CENTRING, law, shape=Shapes.SAME)
-        elif signature.residual and signature.output is Output.NORM:
-            yield Operator(name, DOMAIN, shape=Shapes.BROADCAST_TWO)
-        else:
-            full = name.startswith("CRMSNormFull")  # it adds an element
-            same = not full and signature.output is Output.NORM
-            own = Shapes.SAME if same else None
-            yield Operator(name, DOMAIN, shape=own)
-
-
-def _by_key(rows: Iterable[Operator]) -> dict[tuple[str, str], Operator]:
-    table: dict[tuple[str, str], Operator] = {}
-    for row in rows:
-        if row.key in table:
-            raise ValueError(f"two rows for {row.domain}.{row.op_type}")
-        table[row.key] = row
-    return table
-
-
-ROWS = _by_key((*STANDARD, *OPAQUE, *CONTRIB, *_own()))
+ROWS: dict[tuple[str, str], Operator] = {}
 _NO_ROW = Opaque(RefusalCode.UNKNOWN_OP, "has no row in the table of operators")
+
+
+def add(rows: Iterable[Operator]) -> None:
+    """Add rows; raises ValueError for an operator that has one."""
+    for row in rows:
+        if ROWS.setdefault(row.key, row) is not row:
+            raise ValueError(f"two rows for {row.domain}.{row.op_type}")
 
 
 def row_of(node: ir.Node) -> Operator:

@@ -6,38 +6,38 @@ checked by an error budget.
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.norms_plan import NormsPlan, named_sites
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 
 _SHARED = "its spelling shares x - mean(x) with others"
 
 
-def refuse_dropping(site: NormSite, lowering: TargetLowering, settings: Settings) -> str | None:
+def refuse_dropping(site: NormSite, forms: NormForms, settings: Settings) -> str | None:
     """Return why a norm cannot be replaced by an RMSNorm, whatever its mean, or None."""
     if site.refusal is not None:
         return site.refusal.sentence
     if settings.excludes(site.name):
         return "excluded by name"
-    refusal = lowering.refuse_rms(site)
+    refusal = forms.refuse_rms(site)
     if refusal is not None:
         return refusal.sentence
-    return None if lowering.calls_rms(site) else _SHARED
+    return None if forms.calls_rms(site) else _SHARED
 
 
 def decide(info: ModelInfo, settings: Settings) -> NormsPlan:
     """Return the LayerNorms of the names that were asked for."""
-    sites = [site for site in find_norms(info) if site.kind is NormKind.LAYER_NORM]
+    sites = [site for site in NORMS.of(info) if site.kind is NormKind.LAYER_NORM]
     named = tuple(info.ref(site.output) for site in sites if site.name in settings.dropped)
     return NormsPlan(named)
 
 
 def apply(edit: Editor, plan: NormsPlan, settings: Settings) -> None:
     """Put an RMSNorm of the same epsilon, gamma and beta in the place of every norm named."""
-    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
+    forms = NORM_FORMS.of(edit.info)(settings.target, settings.norm_form)
     for site in named_sites(edit, plan):
-        edit.stand_in(lowering.rms_norm(site, site.input), site.last, site.nodes)
+        edit.stand_in(forms.rms_norm(site, site.input), site.last, site.nodes)
 
 
 def prove(_before: ModelInfo, _after: ModelInfo, _plan: NormsPlan) -> ProofOutcome:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import only_reader
-from onnxfold.norms import BareCentring, NormSite, find_centrings, streams
+from onnxfold.norms import BareCentring, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
@@ -21,6 +21,7 @@ from onnxfold.passes.deferral.undefer import FoundDeferred
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.scales.writer import channel_op
+from onnxfold.recognition import find_centrings, streams
 from onnxfold.refusal import Refusal
 from onnxfold.targets.fusions import spanned_norm
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError, ModelError
+from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
 from onnxfold.graph.edit import Editor, set_input
@@ -169,16 +169,14 @@ def _moved(
     if not facets.moves_numbers(row):
         return None
     given = {value: held[value] if value in held else info.array(value) for value in values}
-    known = {value: array for value, array in given.items() if array is not None}
-    if len(known) < len(given):
+    if any(array is None for array in given.values()):
         return None
-    from onnxfold.check.reference import run_nodes  # by runs that only defer
-
-    try:
-        computed = run_nodes(info.model, [node], known)
-    except ModelError:  # sizes that only whole tensors have
+    operands = [None if value is None else given[value] for value in node.inputs]
+    computed = info.wide_results(node, operands)
+    if computed is None:  # sizes that only whole tensors have
         return None
-    found = {output: computed[output] for output in node.outputs if output in computed}
+    wide = (np.asarray(array, np.float64) for array in computed)
+    found = dict(zip(node.outputs, wide, strict=True))
     return found if all(_fits(info, output, gamma) for output, gamma in found.items()) else None
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NORMS, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -34,5 +34,5 @@ class NormsPlan:
 def named_sites(edit: Editor, plan: NormsPlan) -> list[NormSite]:
     """Return the norms that a plan names, in the edited model before it changes."""
     wanted = set(plan.norms)
-    sites = find_norms(edit.info)
+    sites = NORMS.of(edit.info)
     return [site.within(edit) for site in sites if edit.info.ref(site.output) in wanted]

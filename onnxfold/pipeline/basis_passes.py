@@ -10,8 +10,7 @@ from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
 from onnxfold.passes.basis.observed import Keep, Observed
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.basis.split_gamma import SplitPlan
-from onnxfold.passes.lower import finalize
-from onnxfold.pipeline import proofs
+from onnxfold.pipeline import finalize, proofs
 
 
 def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:

@@ -24,7 +24,6 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
-from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
@@ -46,7 +45,6 @@ from onnxfold.passes.dropping import apply as apply_dropping
 from onnxfold.passes.dropping import decide as decide_dropping
 from onnxfold.passes.dropping import prove as prove_dropping
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
-from onnxfold.passes.lower import finalize
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
@@ -71,10 +69,11 @@ from onnxfold.passes.stream_forms.shift import decide as decide_shifting
 from onnxfold.passes.stream_forms.shrink_consumers import apply as apply_readers
 from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_readers
 from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
-from onnxfold.pipeline import proofs
+from onnxfold.pipeline import finalize, proofs
 from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
+from onnxfold.recognition import find_norms
 from onnxfold.refusal import Refusal
 from onnxfold.shapes.claims import name_sizes, size_names
 from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions

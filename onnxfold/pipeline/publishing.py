@@ -18,8 +18,8 @@ from onnxfold.errors import VerificationError
 from onnxfold.model_io.sources import Source
 from onnxfold.options import Options, bytes_of
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.finalize import note
 from onnxfold.pipeline import folding
+from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
 

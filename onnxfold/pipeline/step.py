@@ -14,7 +14,7 @@ from typing import Any
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
-from onnxfold.passes.lower import finalize
+from onnxfold.pipeline import finalize
 from onnxfold.pipeline.stage_timer import StageTimer
 
 # Proofs of parts of one pass: two for each halving of the moves at fault, largest first.

@@ -13,9 +13,10 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.traversal import declared_shape
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NormKind, NormSite
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from onnxfold.report.nodes import type_and_shape
 
 KIND_NAMES = {

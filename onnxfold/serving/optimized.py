@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError
 from onnxfold.options import Target
-from onnxfold.passes.lower.finalize import written_for
 from onnxfold.pipeline.apart import optimized_apart
+from onnxfold.pipeline.finalize import written_for
 
 
 def is_for_kernels(path: Path) -> bool:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
 from onnxfold.graph.einsum import einsum_labels
+from onnxfold.graph.facts import SIZES
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
@@ -333,3 +334,9 @@ _SHAPE_RULES: dict[str, _Rule] = {
     "Transpose": SymbolicShapes.transposed,
     "Unsqueeze": SymbolicShapes.unsqueezed,
 }
+
+
+@SIZES.found_by
+def find_sizes(info: ModelInfo) -> Callable[[ir.Value | None], SymbolicShape | None]:
+    """Return the function that finds the entries of a vector of sizes."""
+    return SymbolicShapes(info).vector

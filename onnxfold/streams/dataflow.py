@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Reader
-from onnxfold.norms.bare_centrings import BareCentring
+from onnxfold.norms.bare_centring import BareCentring
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.refusal import Refusal, RefusalCode

@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
-from onnxfold.norms.ops import refuse_overridable
 from onnxfold.norms.site import AffinePart, NormForm, NormSite
 from onnxfold.norms.subtracted_mean import mean_subtracted_by
 from onnxfold.operators import facets
@@ -24,7 +23,7 @@ from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse
 from onnxfold.operators.table import row_of
-from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.refusal import Refusal, RefusalCode, refuse_overridable
 from onnxfold.streams import fiber_parts
 from onnxfold.streams.obstacles import (
     refuse_affine_output,

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
 from onnxfold.norms import NormSite
-from onnxfold.operators.contrib import EMBEDDED
+from onnxfold.norms.operators import EMBEDDED
 from onnxfold.options import Target
 from onnxfold.refusal import Refusal, RefusalCode
 

@@ -5,7 +5,8 @@ kernels  the calls, for which ONNX Runtime with the onnxfold library takes the k
 ort      SimplifiedLayerNormalization, the contrib operator of ONNX Runtime
 """
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 import numpy as np
 import onnx_ir as ir
@@ -31,6 +32,7 @@ from onnxfold.operators.functions import (
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.targets.norm_forms import NORM_FORMS
 from onnxfold.targets.norm_settings import NormSetting
 from onnxfold.targets.parameters import Parameters
 from onnxfold.targets.spelled import (
@@ -405,3 +407,9 @@ def _narrows(site: NormSite) -> bool:
 
 def _least_opset(dtype: ir.DataType | None) -> int:
     return 13 if dtype is ir.DataType.BFLOAT16 else MIN_OPSET
+
+
+@NORM_FORMS.found_by
+def forms_of(info: ModelInfo) -> Callable[[Target, WrittenForm], TargetLowering]:
+    """Return the function that creates a target's lowering of the norms of a version."""
+    return partial(TargetLowering, info)

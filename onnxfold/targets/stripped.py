@@ -16,9 +16,9 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NormSite
-from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import AffinePart
 from onnxfold.operators import facets
+from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 

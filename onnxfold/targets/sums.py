@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.operands import operands
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.options import Device, Options, Target
 from onnxfold.refusal import RefusalCode
 from onnxfold.targets.costs import costs_of, work
@@ -39,7 +39,7 @@ def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
     """Return the additions that a session would fuse with a downstream norm."""
     if view.opset < _BROADCASTS_SINCE:
         return ()
-    sites = [site for site in find_norms(view) if site.kind in _KINDS and not _is_of_defaults(site)]
+    sites = [site for site in NORMS.of(view) if site.kind in _KINDS and not _is_of_defaults(site)]
     # The addition in a spelled-out norm, its beta, becomes part of LayerNormalization.
     parts = {node for site in sites for node in site.nodes}
     found = dict.fromkeys(_fused(site.input, set(site.nodes)) for site in sites)

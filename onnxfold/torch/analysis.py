@@ -14,10 +14,11 @@ from torch import nn
 
 from onnxfold.graph import Fiber
 from onnxfold.model_io import one_line
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NormSite
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from onnxfold.streams.model_transfers import ModelTransfers
 from onnxfold.targets.costs import Costs
 from onnxfold.torch.exporting import Arguments, exported

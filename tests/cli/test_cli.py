@@ -15,7 +15,7 @@ import pytest
 import onnxfold
 from onnxfold.cli.options import FoldOptions
 from onnxfold.options import Options
-from onnxfold.passes.lower.finalize import METADATA_KEY
+from onnxfold.pipeline.finalize import METADATA_KEY
 from tests.builders import model_of, post_norm_model, pre_norm_model
 from tests.cli.command import run
 

@@ -17,8 +17,9 @@ from onnxfold import model_io
 from onnxfold.geometry.instrument import Instrumented, MeasuredNorm, control_vectors, instrument
 from onnxfold.geometry.quantities import error_without_mean, vector_quantities
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.norms import EpsilonMode, NormSite, find_norms
+from onnxfold.norms import EpsilonMode, NormSite
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from tests.builders import chain_model, model_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,8 @@ import onnx_ir as ir
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
-from onnxfold.norms import EpsilonMode, NormKind, NormSite, find_norms
+from onnxfold.norms import EpsilonMode, NormKind, NormSite
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.sessions import outputs
 

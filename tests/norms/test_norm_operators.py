@@ -9,8 +9,9 @@ import pytest
 from onnx import parser
 
 import onnxfold
-from onnxfold.norms import EpsilonMode, NormForm, NormKind, find_norms
+from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.norms.subtracted_mean import cast_of_centred
+from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from tests.norms.replay import FLOAT32_BOUND, only_site, replay_error, sites_of

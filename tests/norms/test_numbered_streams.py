@@ -6,8 +6,8 @@ import onnx
 import pytest
 
 from onnxfold import model_io
-from onnxfold.norms import find_norms, streams
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms, streams
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
-from onnxfold.norms import find_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from tests.graphs import weights
 
 MEAN = "mean = ReduceMean<axes=[-1]>(h)  d = Sub(h, mean)"

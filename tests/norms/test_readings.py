@@ -7,12 +7,13 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import NormKind, find_norms
-from onnxfold.norms.algebra.canonical import Canonical, uniform
-from onnxfold.norms.algebra.forms import Moment
-from onnxfold.norms.algebra.guards import reading
-from onnxfold.norms.algebra.matcher import match_graph
-from onnxfold.norms.algebra.moments import shifted_moment
+from onnxfold.norms import NormKind
+from onnxfold.norms.second_moments import Moment
+from onnxfold.recognition import find_norms
+from onnxfold.recognition.algebra.canonical import Canonical, uniform
+from onnxfold.recognition.algebra.guards import reading
+from onnxfold.recognition.algebra.matcher import match_graph
+from onnxfold.recognition.algebra.moments import shifted_moment
 from onnxfold.shapes import infer
 from tests.graphs import graph
 

@@ -12,9 +12,10 @@ import pytest
 import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.graph.edit import change_constant
-from onnxfold.norms import NormForm, find_norms
+from onnxfold.norms import NormForm
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import graph
 from tests.passes.affine.affine_graphs import error, fuse

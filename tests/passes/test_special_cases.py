@@ -12,10 +12,10 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.norms import find_norms
-from onnxfold.norms.algebra import matcher
 from onnxfold.passes.prepare import working_copy
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
+from onnxfold.recognition.algebra import matcher
 from tests.sessions import executed
 
 _TESTS = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ CASES = {
     "constants that take scales": _Case(
         f"{_WRITER}._constants", None, "parity/bert-dynamo18", "scales"
     ),
-    "DyT": _Case("onnxfold.norms.recognition.dyt_sites", (), "recipes/dyt-vit", "gammas"),
+    "DyT": _Case("onnxfold.recognition.find.dyt_sites", (), "recipes/dyt-vit", "gammas"),
 }
 STEPS = {
     "add_biases": ("pipeline/fixtures/gru_script", "scales"),

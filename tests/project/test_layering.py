@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ _ORDER = (
     "shapes",
     "operators/families",
     "norms",
+    "recognition",
     "weights",
     "streams",
     "targets",
@@ -176,6 +177,52 @@ def test_no_pass_imports_another_or_the_proof() -> None:
             assert names[:2] != ["onnxfold", "proof"], f"{path}:{line} imports {module}"
             if names[:2] == ["onnxfold", "passes"] and len(names) > 2:
                 assert names[2] not in passes - {own}, f"{path}:{line} imports {module}"
+
+
+_LARGEST_CLOSURE = 10_000
+
+
+def test_no_pass_recognizes_norms() -> None:
+    """A pass reads the facts that recognition finds (onnxfold.graph.facts), and names no finder."""
+    for path in (_ROOT / "passes").rglob("*/*.py"):
+        for module, line in _imported(path):
+            assert not module.startswith("onnxfold.recognition"), f"{path}:{line} imports {module}"
+
+
+def test_no_pass_reaches_many_lines() -> None:
+    """A pass can be read with all that it imports, and what that imports.
+
+    The rows of operators do not count: the package adds them to the table, which passes ask.
+    """
+    lines = {path: len(path.read_text().splitlines()) for path in _modules()}
+    for folder in (path for path in (_ROOT / "passes").iterdir() if path.is_dir()):
+        reached = sum(lines[path] for path in _closure(folder.glob("*.py")))
+        assert reached <= _LARGEST_CLOSURE, f"{folder.name} reaches {reached} lines"
+
+
+def _closure(paths: Iterable[Path]) -> set[Path]:
+    """Return the modules that some modules import, those too, in functions as well."""
+    found, waiting = set[Path](), list(paths)
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += _named_modules(path)
+    return found
+
+
+def _named_modules(path: Path) -> Iterator[Path]:
+    """Yield the modules that imports name: the module itself, or the one of a name in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onnxfold."):
+            for alias in node.names:
+                yield from _module_of(f"{node.module}.{alias.name}") or _module_of(f"{node.module}")
+
+
+def _module_of(name: str) -> list[Path]:
+    """Return the file of a module or package, if there is one of that name."""
+    stem = _ROOT.joinpath(*name.split(".")[1:])
+    return [each for each in (stem.with_suffix(".py"), stem / "__init__.py") if each.exists()]
 
 
 def test_no_function_is_long() -> None:

@@ -12,7 +12,6 @@ from onnxfold import pipeline
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
-from onnxfold.norms import find_norms
 from onnxfold.options import Defer, Device, Folding, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
@@ -20,14 +19,15 @@ from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.finalize import finished, note, settle_functions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.pipeline.finalize import finished, note, settle_functions
 from onnxfold.pipeline.folding import Decided, residual_calls
 from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
+from onnxfold.recognition import find_norms
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers
 from tests.operators.roles import roles_of

@@ -14,7 +14,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_producer
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
@@ -29,7 +29,7 @@ _NAMES = {0.0: "zeros", 0.5: "halves", 1.0: "ones", 2.0: "twos"}
 def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     """Apply the fusions of a plan."""
     del settings  # the moves are already decided
-    by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
+    by_output = {edit.info.ref(site.output): site for site in NORMS.of(edit.info)}
     sources: list[tuple[AffineFusion, AffineSource]] = []
     for fusion in plan.fusions:
         site = by_output[fusion.output]

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import root_of
@@ -72,7 +72,7 @@ def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
 
     ``folding`` returns which norms, by reference, fold once gammas and betas have moved.
     """
-    sites, wanted = find_norms(info), Wanted(info, settings, folding)
+    sites, wanted = NORMS.of(info), Wanted(info, settings, folding)
     plan = _decide(info, sites, settings, wanted)
     while not wanted.hold(_with_beta(info, sites, plan)):
         plan = _decide(info, sites, settings, wanted)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NORMS, NormSite
 from onnxfold.options import FuseAffine
 from onnxfold.passes.affine.apply import Norms, source_within
 from onnxfold.passes.affine.kept_scale import is_kept_scale
@@ -21,7 +21,7 @@ from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS
 
 _LEFT = 0.5  # see kept_scale.py; the tables absorb twice gamma
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
@@ -31,7 +31,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     """Return the norms whose gammas go into tables."""
     if settings.fuse_affine is not FuseAffine.ALWAYS:
         return AffinePlan()
-    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
     refused = [
         (ref, why)
         for ref in settings.unproved
@@ -39,8 +39,8 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
     ]
     fusions = tuple(
         AffineFusion(site.name, info.ref(site.output), True, False, (), _LEFT, tables=True)
-        for site in find_norms(info)
-        if lowering.multiplies(site)
+        for site in NORMS.of(info)
+        if forms.multiplies(site)
         and not settings.excludes(site.name)
         and info.ref(site.output) not in settings.unproved
         and _tables(info, site) is not None
@@ -51,7 +51,7 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
 def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     """Multiply the tables by gammas, and remove these from their norms."""
     del settings  # the moves are already decided
-    by_output = {edit.info.ref(site.output): site for site in find_norms(edit.info)}
+    by_output = {edit.info.ref(site.output): site for site in NORMS.of(edit.info)}
     found = [(fusion, _source(edit.info, by_output[fusion.output])) for fusion in plan.fusions]
     tables = [_tables(edit.info, source.site) for _, source in found if source is not None]
     norms = Norms(edit)

@@ -12,7 +12,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.refusal import Refusal
 from onnxfold.targets.costs import costs_of, work
 from onnxfold.targets.deferral_gains import is_wanted
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS
 
 Folds = Callable[[ModelInfo, Settings, frozenset[str]], frozenset[str]]
 
@@ -22,7 +22,7 @@ class Wanted:
 
     def __init__(self, info: ModelInfo, settings: Settings, folding: Folds):
         self._info, self._settings, self._folding = info, settings, folding
-        self._lowering = TargetLowering(info, settings.target, settings.norm_form)
+        self._forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
         costs = costs_of(settings.target)
         self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
         self.always = settings.fuse_affine is FuseAffine.ALWAYS
@@ -67,8 +67,8 @@ class Wanted:
             return unproved
         if is_wanted(self._settings) and may_wait(site) and self._goes(site):
             return None  # no norm will be left to be fused with its gamma
-        why = self._lowering.keep_affine(site)
-        folds = why is not None and self._lowering.calls_rms(site) and self._will_fold(site)
+        why = self._forms.keep_affine(site)
+        folds = why is not None and self._forms.calls_rms(site) and self._will_fold(site)
         return None if self.always or folds else why
 
     def _goes(self, site: NormSite) -> bool:
@@ -79,9 +79,9 @@ class Wanted:
         """Whether a norm multiplies by a scale whatever its gamma."""
         if self._settings.convert_to is not None or is_wanted(self._settings):
             return False  # what is deferred is one number per row, without a scale
-        return self._lowering.multiplies(site)
+        return self._forms.multiplies(site)
 
     def scaled(self, site: NormSite) -> bool:
         """Whether a norm without gamma is written with a product."""
-        written = self._settings.target is Target.ONNX and self._lowering.spells_rms(site)
+        written = self._settings.target is Target.ONNX and self._forms.spells_rms(site)
         return written and self.stays(site) and self._will_fold(site)

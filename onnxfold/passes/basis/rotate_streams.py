@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.graph.edit import Editor, change_constant
 from onnxfold.graph.operands import known_tensor
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
@@ -25,7 +25,7 @@ _HEADS = ("q_num_heads", "num_heads")
 
 def decide_streams(info: ModelInfo, settings: Settings) -> RotationPlan:
     """Return the residual streams that can be rotated, and why the others cannot."""
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     reads = [site for site in sites if site.kind is not NormKind.DYT and site.size]
     starts = ((info.ref(site.output), Point(site.input, site.fiber)) for site in reads)
     return _decided(info, sites, starts, settings)
@@ -33,7 +33,7 @@ def decide_streams(info: ModelInfo, settings: Settings) -> RotationPlan:
 
 def decide_heads(info: ModelInfo, settings: Settings) -> RotationPlan:
     """Return the heads that can be rotated between their values and what reads their result."""
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     plan = _decided(info, sites, _heads(info), settings)
     return RotationPlan(plan.streams)  # most products are none of attention: no refusals
 

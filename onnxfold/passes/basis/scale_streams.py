@@ -16,7 +16,7 @@ from onnxfold.graph import FLOATS, ModelInfo, node_label
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import smallest_normal
 from onnxfold.graph.operands import operand
-from onnxfold.norms import EpsilonMode, NormSite, find_norms
+from onnxfold.norms import NORMS, EpsilonMode, NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.observed import Observe
 from onnxfold.passes.basis.plan import (
@@ -97,7 +97,7 @@ def _streams(
     info: ModelInfo, settings: Settings
 ) -> tuple[list[ScaleWalk], list[tuple[str, Refusal]]]:
     """Return the streams of a model that have values of their own, one for each, and refusals."""
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     transfers = ModelTransfers(info, sites)
     walks: list[ScaleWalk] = []
     refusals: list[tuple[str, Refusal]] = []

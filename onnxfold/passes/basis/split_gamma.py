@@ -21,7 +21,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NORMS, NormSite
 from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.observed import Observe
@@ -102,7 +102,7 @@ def decide(info: ModelInfo, settings: Settings, observe: Observe) -> SplitPlan:
         return SplitPlan()
     cases: list[_Case] = []
     refusals: list[tuple[str, Refusal]] = []
-    for site in find_norms(info):
+    for site in NORMS.of(info):
         ref = info.ref(site.output)
         found = settings.refuse_unproved(ref) or _case(info, site)
         if isinstance(found, Refusal):

@@ -8,13 +8,13 @@ from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor, Lowered, change_constant, set_input
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
-from onnxfold.norms import BareCentring, find_centrings, find_norms
+from onnxfold.norms import CENTRINGS, NORMS, BareCentring
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring
 from onnxfold.passes.places import ReaderRef
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 from onnxfold.weights.centre import centred_tensor
 
 
@@ -22,14 +22,14 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
     """Center weights, insert centerings, and spell the folded norms as RMSNorms."""
     plan = decision.plan
     outputs = {fold.output for fold in plan.centrings}
-    bare = [each for each in find_centrings(edit.info) if edit.info.ref(each.output) in outputs]
-    sites = [(edit.info.ref(site.output), site.within(edit)) for site in find_norms(edit.info)]
-    lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
-    fed = _feed(edit, plan, lowering)
+    bare = [each for each in CENTRINGS.of(edit.info) if edit.info.ref(each.output) in outputs]
+    sites = [(edit.info.ref(site.output), site.within(edit)) for site in NORMS.of(edit.info)]
+    forms = NORM_FORMS.of(edit.info)(settings.target, settings.norm_form)
+    fed = _feed(edit, plan, forms)
     folded = {fold.output for fold in plan.folds}
     for ref, site in sites:
         if ref in folded:
-            lowered = lowering.rms_norm(site, fed.get(ref, site.input))
+            lowered = forms.rms_norm(site, fed.get(ref, site.input))
             first = lowered.stands_for[0][0] if lowered.stands_for else site.output
             edit.stand_in(lowered, known_producer(first), site.nodes)
     for each in bare:
@@ -46,7 +46,7 @@ def _drop(edit: Editor, bare: BareCentring) -> None:
     edit.stand_in(Lowered.of(new, (bare.output, x)), bare.nodes[-1], bare.nodes)
 
 
-def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[str, ir.Value]:
+def _feed(edit: Editor, plan: CentringPlan, forms: NormForms) -> dict[str, ir.Value]:
     """Create the centered values; return those that folded norms read instead of their inputs."""
     values = edit.by_ref()
     fed: dict[str, ir.Value] = {}
@@ -55,7 +55,7 @@ def _feed(edit: Editor, plan: CentringPlan, lowering: TargetLowering) -> dict[st
         copy = _centre_weight(edit, values, weight)
         fed.update(dict.fromkeys(weight.norms, copy))
     for insertion in plan.insertions:
-        copy = _insert_centring(edit, values, insertion, lowering)
+        copy = _insert_centring(edit, values, insertion, forms)
         fed.update(dict.fromkeys(insertion.norms, copy))
     return fed
 
@@ -120,12 +120,12 @@ def _redirect(
 
 
 def _insert_centring(
-    edit: Editor, values: Mapping[str, ir.Value], insertion: Insertion, lowering: TargetLowering
+    edit: Editor, values: Mapping[str, ir.Value], insertion: Insertion, forms: NormForms
 ) -> ir.Value:
     value = values[insertion.value]
 
     def copied(operand: ir.Value) -> ir.Value:
-        lowered = lowering.centring(operand, insertion.fiber)
+        lowered = forms.centring(operand, insertion.fiber)
         edit.insert_behind(operand, lowered)
         return lowered.stands_for[0][1]
 

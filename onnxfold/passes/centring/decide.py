@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field, replace
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.paper import PaperCounts, paper_counts
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class CentringDecision:
 
 def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     """Return the cheapest plan, and why the norms that it leaves do not fold."""
-    sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    sites = NORMS.of(info)
+    forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
     transfers = ModelTransfers(info, sites, of_parts=True)
     found = worthwhile(transfers, sites, settings)
-    in_place = (site for site in sites if lowering.calls_in_place(site))
+    in_place = (site for site in sites if forms.calls_in_place(site))
     return CentringDecision(
         found.plan,
         tuple({**found.refused, **dict(found.plan.refusals), **found.left}.items()),
@@ -67,7 +67,7 @@ def folds_without_betas(
 
     The betas of some stay.
     """
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     transfers = ModelTransfers(info, sites, of_parts=True)
     plan = worthwhile(transfers, sites, settings, moved=True, with_beta=with_beta).plan
     return frozenset(fold.output for fold in plan.folds)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
-from onnxfold.norms import BareCentring, NormKind, NormSite, find_centrings
+from onnxfold.norms import CENTRINGS, BareCentring, NormKind, NormSite
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
@@ -22,7 +22,7 @@ from onnxfold.streams.model_transfers import ModelTransfers
 from onnxfold.targets.costs import Costs, costs_of, microseconds, work
 from onnxfold.targets.fusions import refuse_fused
 from onnxfold.targets.installed import onnxruntime_version
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 from onnxfold.targets.stripped import refuse_stripped
 from onnxfold.targets.sums import SLOW_SINCE, joined_additions
 from onnxfold.targets.turned import turned_norms
@@ -53,11 +53,11 @@ def worthwhile(
     betas stay of the norms ``with_beta``, by reference.
     """
     view = transfers.view
-    lowering = TargetLowering(view, settings.target, settings.norm_form)
+    forms = NORM_FORMS.of(view)(settings.target, settings.norm_form)
     refused: dict[str, Refusal] = {}
     able: list[NormSite] = []
     for site in sites:
-        refusal = _refuse_early(view, site, lowering, settings)
+        refusal = _refuse_early(view, site, forms, settings)
         if refusal is None:
             able.append(site)
         else:
@@ -66,7 +66,7 @@ def worthwhile(
     bare, early = _bare(view, sites, settings)
     refused |= early
     sharing = Counter(value for site in sites for value in site.centred)
-    prices = _Prices(lowering, view, settings, with_beta if moved else None, sharing)
+    prices = _Prices(forms, view, settings, with_beta if moved else None, sharing)
     of_elements = costs.of_elements()
     wanted = [prices.demand(site, of_elements) for site in able]
     exact = _cheapest(transfers, wanted, bare, settings, of_elements)
@@ -75,7 +75,7 @@ def worthwhile(
     outputs = {fold.output for fold in exact.folds}
     demands = {view.ref(site.output): prices.demand(site, costs) for site in able}
     folded = [demand for output, demand in demands.items() if output in outputs]
-    left = _left(view, [demand.site for demand in folded], lowering, settings, scaled=moved)
+    left = _left(view, [demand.site for demand in folded], forms, settings, scaled=moved)
     dear = [demand for demand in folded if not demand.pays]
     left |= {view.ref(each.site.output): _too_dear(view, each) for each in dear}
     if not left and not exact.insertions:  # at any prices, nothing is cheaper
@@ -115,7 +115,7 @@ def _bare(
     behind = {cast.inputs[0]: cast for cast in casts if cast is not None}
     able: list[BareCentring] = []
     refused: dict[str, Refusal] = {}
-    for each in find_centrings(view) if settings.convert_to is None else ():
+    for each in CENTRINGS.of(view) if settings.convert_to is None else ():
         cast = behind.get(each.output)
         refusal = _refuse_here(view, each, settings)
         if cast is not None:
@@ -143,7 +143,7 @@ class _Prices:
     ``with_beta``: the norms, by reference, whose betas stay, or None where all do.
     """
 
-    lowering: TargetLowering
+    forms: NormForms
     view: ModelInfo
     settings: Settings
     with_beta: Container[str] | None
@@ -159,7 +159,7 @@ class _Prices:
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1 and not self.lowering.calls_in_place(site):
+        if shared > 1 and not self.forms.calls_in_place(site):
             # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
         if self.view.is_dead(site.last):  # no session computes it: it folds where that is free
@@ -169,7 +169,7 @@ class _Prices:
     def _keeps_beta(self, site: NormSite) -> bool:
         """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
         moves = self.with_beta is not None and self.view.ref(site.output) not in self.with_beta
-        if moves or self.lowering.stays_in_operators(site):
+        if moves or self.forms.stays_in_operators(site):
             return False
         beta = self.view.array(site.beta) if isinstance(site.beta, ir.Value) else site.beta
         return site.beta is not None and (beta is None or bool(np.any(beta)))
@@ -212,14 +212,14 @@ def _dearer(view: ModelInfo, site: NormSite, saved: int, what: str, spent: int) 
 def _left(
     info: ModelInfo,
     sites: Sequence[NormSite],
-    lowering: TargetLowering,
+    forms: NormForms,
     settings: Settings,
     *,
     scaled: bool,
 ) -> dict[str, Refusal]:
     """Return the norms that runtimes fuse better unchanged, and how."""
     left = refuse_fused(info, sites, settings.target)
-    spelled = [site for site in sites if site.output not in left and lowering.spells_rms(site)]
+    spelled = [site for site in sites if site.output not in left and forms.spells_rms(site)]
     by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL
     if settings.target is Target.ONNX and by_default:
         left |= refuse_stripped(info, spelled, scaled=scaled)
@@ -236,7 +236,7 @@ def _stays_turned(site: NormSite) -> Refusal:
 
 
 def _refuse_early(
-    info: ModelInfo, site: NormSite, lowering: TargetLowering, settings: Settings
+    info: ModelInfo, site: NormSite, forms: NormForms, settings: Settings
 ) -> Refusal | None:
     if site.refusal is not None:
         return site.refusal
@@ -245,7 +245,7 @@ def _refuse_early(
     if not site.subtracts_mean:
         sentence = f"{site.kind.value} does not subtract the mean"
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
-    return _refuse_here(info, site, settings) or lowering.refuse_rms(site)
+    return _refuse_here(info, site, settings) or forms.refuse_rms(site)
 
 
 def _refuse_here(

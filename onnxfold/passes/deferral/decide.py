@@ -19,11 +19,11 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.norms import NormSite
-from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.quotients import cancels, refuse_form
 from onnxfold.norms.site import AffinePart, NormKind
 from onnxfold.operators import facets
+from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings

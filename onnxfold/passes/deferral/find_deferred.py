@@ -15,9 +15,8 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.operands import operands, producer_of
 from onnxfold.graph.traversal import NodeQueue
-from onnxfold.norms import EpsilonMode, NormForm, NormKind, NormSite, find_norms
-from onnxfold.norms.algebra import Algebra, Canonical, Moment, match_graph
-from onnxfold.norms.algebra.forms import Statistic
+from onnxfold.norms import NORMS, EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.norms.second_moments import MOMENTS, Moment, Moments, Statistic
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.row_powers import RowPower, row_powers
@@ -50,7 +49,7 @@ class DeferredSite:
 
 def find_deferred(info: ModelInfo) -> tuple[DeferredSite, ...]:
     """Return the deferred norms of a model, in order."""
-    inside = {node for site in find_norms(info) for node in site.nodes}
+    inside = {node for site in NORMS.of(info) for node in site.nodes}
     found: list[DeferredSite] = []
     for graph in info.graphs:
         if any(node.op_type in _REDUCTIONS and node not in inside for node in graph):
@@ -59,22 +58,22 @@ def find_deferred(info: ModelInfo) -> tuple[DeferredSite, ...]:
 
 
 def _in_graph(info: ModelInfo, graph: ir.Graph, inside: set[ir.Node]) -> Iterator[DeferredSite]:
-    algebra, _ = match_graph(Canonical(info), graph)
+    moments = MOMENTS.of(info)(graph)
     order = {node: number for number, node in enumerate(graph)}
     for node in graph:
-        form = algebra.forms.get(node.outputs[0]) if node.outputs else None
+        form = moments.forms.get(node.outputs[0]) if node.outputs else None
         if node.op_type != "Add" or node in inside or not isinstance(form, Moment):
             continue
-        site = _site(algebra, node, form)
+        site = _site(moments, node, form)
         if site is not None:
-            walk = _Walk(info, algebra, site, order)
+            walk = _Walk(info, moments, site, order)
             if walk.ends:
                 yield walk.result()
 
 
-def _site(algebra: Algebra, node: ir.Node, form: Moment) -> NormSite | None:
+def _site(moments: Moments, node: ir.Node, form: Moment) -> NormSite | None:
     """Return the norm whose 1 / s^2 a node computes, if all of it is known."""
-    fiber, dtype = form.over.fiber, algebra.canonical.dtype(node.outputs[0])
+    fiber, dtype = form.over.fiber, moments.dtype(node.outputs[0])
     if form.mode is not EpsilonMode.INSIDE or form.epsilon <= 0 or form.factor <= 0:
         return None
     if form.dropped is not None or form.one_pass or fiber is None or not fiber.whole:
@@ -124,9 +123,9 @@ class _Walk:
     """
 
     def __init__(
-        self, info: ModelInfo, algebra: Algebra, site: NormSite, order: Mapping[ir.Node, int]
+        self, info: ModelInfo, moments: Moments, site: NormSite, order: Mapping[ir.Node, int]
     ):
-        self._info, self._algebra, self._site, self._order = info, algebra, site, order
+        self._info, self._moments, self._site, self._order = info, moments, site, order
         x = site.input
         rank = info.rank(x) or 0
         rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(rank))
@@ -213,7 +212,7 @@ class _Walk:
         root, rank = self._roots.get(other), self._info.rank(value)
         if root is None or root.inverted is not inverted or rank is None:
             return False
-        if self._algebra.atom(value) is not root.t or not root.power.is_inverse_square(scale, rank):
+        if self._moments.atom(value) is not root.t or not root.power.is_inverse_square(scale, rank):
             return False
         self._found.epsilons[root.total] = root.total, root.index, root.epsilon
         self.ends[value] |= root.nodes
@@ -236,7 +235,7 @@ class _Walk:
         """Add the roots of sums of e / s^2k and a mean square."""
         for use in scaled.uses():
             other = use.node.inputs[1 - use.idx] if operator(use.node) == "Add" else None
-            form = None if other is None else self._algebra.form(other)
+            form = None if other is None else self._moments.form(other)
             if other is None or not isinstance(form, Moment) or form.mode is not None:
                 continue
             if form.statistic is not Statistic.MEAN_SQUARE or form.dropped is not None:
@@ -259,7 +258,7 @@ class _Walk:
         while waiting:
             current = waiting.pop()
             node = current.producer()
-            if node is None or self._algebra.atom(current) is t or node not in self._order:
+            if node is None or self._moments.atom(current) is t or node not in self._order:
                 continue
             nodes.add(node)
             waiting += operands(node)

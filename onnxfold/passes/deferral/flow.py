@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import operand
 from onnxfold.graph.traversal import NodeQueue
-from onnxfold.norms import NormSite, find_norms
+from onnxfold.norms import NORMS, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.deferral.row_scale import RowScale, passed_on, rows_of
@@ -52,7 +52,7 @@ def sites_of(info: ModelInfo) -> tuple[NormSite, ...]:
         replace(site, compute_dtype=ir.DataType.FLOAT)
         if site.compute_dtype is ir.DataType.FLOAT16
         else site
-        for site in find_norms(info)
+        for site in NORMS.of(info)
     )
 
 

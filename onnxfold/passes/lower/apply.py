@@ -5,7 +5,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.decide import LoweringPlan
@@ -84,16 +84,16 @@ def spell_split_norms(edit: Editor, settings: Settings) -> None:
         return
     info = ModelInfo(edit.model)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
-    for site in find_norms(info):
+    for site in NORMS.of(info):
         if is_split(site.nodes[-1]) and lowering.calls_rms(site):
             edit.stand_in(lowering.rms_norm(site, site.input), site.last, site.nodes)
 
 
 def _respell(edit: Editor, plan: LoweringPlan, settings: Settings) -> None:
     respelled = set(plan.respelled)
-    sites = [site.within(edit) for site in find_norms(edit.info)]
+    sites = [site.within(edit) for site in NORMS.of(edit.info)]
     lowering = TargetLowering(edit.info, settings.target, settings.norm_form)
-    for found, site in zip(find_norms(edit.info), sites, strict=True):
+    for found, site in zip(NORMS.of(edit.info), sites, strict=True):
         if edit.info.ref(found.output) in respelled:
             cheaper = lowering.layer_norm(site)
             if cheaper is not None:

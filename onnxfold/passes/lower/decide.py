@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
@@ -41,7 +41,7 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     """Return which norms one operator computes more cheaply and as exactly."""
     if settings.convert_to is not None:
         return LoweringPlan()  # only the requested form changes
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     cheaper = [site for site in sites if lowering.calls_in_place(site)]
     if settings.target is Target.KERNELS:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, keeps_dims, operator
 from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import computed_by, is_read_once, only_reader, producer_of
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.operators.functions import (
     DOMAIN,
     SIGNATURES,
@@ -77,7 +77,7 @@ def row_fusions(view: ModelInfo, number: int) -> tuple[RowFusion, ...]:
 
 def _without_norms(view: ModelInfo, found: Sequence[RowFusion]) -> list[RowFusion]:
     """Leave the products of norms in several operators, which would be norms no longer."""
-    inside = {node for site in find_norms(view) for node in site.nodes} if found else ()
+    inside = {node for site in NORMS.of(view) for node in site.nodes} if found else ()
     return [fusion for fusion in found if fusion.nodes[0] not in inside]
 
 

@@ -9,7 +9,7 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.float_types import HALVES
 from onnxfold.graph.operands import known_operand
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.norms.site import NormForm
 from onnxfold.operators import facets
 from onnxfold.operators.families.weight_roots import EditPlace
@@ -38,7 +38,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
     """Return what linear layers absorb, and which weights that widens much."""
     fusions, refusals = decide_scales(
         info,
-        find_norms(info),
+        NORMS.of(info),
         allow_split_bytes=settings.allow_split,
         scores=settings.target is Target.KERNELS,
         without=settings.unproved,

@@ -8,9 +8,11 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.facts import SIZES
 from onnxfold.graph.operands import known_producer
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.options import WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.norms_plan import named_sites
 from onnxfold.passes.places import ReaderRef
@@ -20,24 +22,23 @@ from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_
 from onnxfold.passes.stream_forms.stream import stream_of
 from onnxfold.passes.stream_forms.stream_sizes import follows
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.shapes.symbolic import SymbolicShapes
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.stream_walk import Stream
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 from onnxfold.weights.edited import unrounded
 from onnxfold.weights.means import rounded_to_sum
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     """Return the streams in which every part can omit a channel, and why others cannot."""
-    sites = find_norms(info)
-    lowering = TargetLowering(info, settings.target)
+    sites = NORMS.of(info)
+    forms = NORM_FORMS.of(info)(settings.target, WrittenForm.AUTO)
     refusals: dict[str, Refusal] = {}
     asked: list[NormSite] = []
     for site in sites:
         if site.kind is NormKind.LAYER_NORM:
             continue  # the reason why it did not fold is known
-        why = _refuse_early(site, lowering, settings)
+        why = _refuse_early(site, forms, settings)
         if why is None:
             asked.append(site)
         else:
@@ -59,14 +60,14 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     return plan_of(info, streams, refusals, sites)
 
 
-def _refuse_early(site: NormSite, lowering: TargetLowering, settings: Settings) -> Refusal | None:
+def _refuse_early(site: NormSite, forms: NormForms, settings: Settings) -> Refusal | None:
     if site.refusal is not None:
         return site.refusal
     if site.kind is not NormKind.RMS_NORM:
         return Refusal(RefusalCode.NOT_CENTRED_NORM, f"{site.kind.value} is no RMSNorm")
     if settings.excludes(site.name):
         return Refusal(RefusalCode.EXCLUDED, "excluded by name")
-    return lowering.refuse_compressed(site)
+    return forms.refuse_compressed(site)
 
 
 def _refuse_unaligned(site: NormSite, settings: Settings) -> Refusal | None:
@@ -98,7 +99,7 @@ def _follows(info: ModelInfo, node: ir.Node, axis: int, channels: Mapping[ir.Val
     if rank is None or not isinstance(length, int):
         return False
     position = axis - (rank - length)
-    told = SymbolicShapes(info).vector(node.inputs[1]) if node.op_type == "Expand" else None
+    told = SIZES.of(info)(node.inputs[1]) if node.op_type == "Expand" else None
     if told is not None and len(told) == length and position >= 0 and told[position] == 1:
         return True  # as many as its operand
     return follows(info, node.inputs[1], position, channels)
@@ -152,7 +153,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
     """Remove the last channel of every named stream; norms restore it."""
     values = edit.by_ref()
     sites = named_sites(edit, plan)
-    lowering = TargetLowering(edit.info, settings.target)
+    forms = NORM_FORMS.of(edit.info)(settings.target, WrittenForm.AUTO)
     shapes.change_shapes(edit, plan, -1)
     for weight in plan.weights:
         shorten_weight(values[weight.value], weight.axis)
@@ -168,7 +169,7 @@ def apply(edit: Editor, plan: CompressionPlan, settings: Settings) -> None:
             set_input(node, reader.index, entries[operand])
     for site in sites:
         x = entries.get(site.input, site.input)
-        edit.stand_in(lowering.compressed(site, x), site.last, site.nodes)
+        edit.stand_in(forms.compressed(site, x), site.last, site.nodes)
 
 
 def shorten_weight(value: ir.Value, axis: int) -> None:

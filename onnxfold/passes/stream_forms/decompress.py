@@ -12,7 +12,7 @@ from onnxfold.graph import FLOATS, ModelInfo, Reader, operator, whole_axes
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import producer_of
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings
 from onnxfold.passes.norms_plan import named_sites
@@ -29,7 +29,7 @@ from onnxfold.weights.narrow import refuse_narrow
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
     """Return the streams of CRMSNorms that can have all channels, and why others cannot."""
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     joined: dict[ir.Node, NormSite | None] = {}
     starts: list[tuple[NormSite, Point]] = []
     for site in sites:

@@ -25,7 +25,7 @@ from onnxfold.graph.edit import Editor, change_constant
 from onnxfold.graph.equality import stored_rows
 from onnxfold.graph.operands import known_tensor
 from onnxfold.graph.traversal import reached
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
@@ -38,7 +38,7 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
     """Return the weights upstream of the model's LayerNorms whose shift no reader sees."""
     if settings.shift is None:
         return ShiftingPlan()
-    sites = find_norms(info)
+    sites = NORMS.of(info)
     asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
     graph = walk_back(ModelTransfers(info, sites), asked)
     seen = _seen(graph)

@@ -10,7 +10,7 @@ from onnxfold.graph import ModelInfo, Reader, whole_axes
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.graph.operands import known_operand, known_producer
-from onnxfold.norms import NormKind, NormSite, find_norms
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target
@@ -46,7 +46,7 @@ def decide(info: ModelInfo, settings: Settings) -> ReadersPlan:
 
 def decide_back(info: ModelInfo, settings: Settings) -> ReadersPlan:
     """Return the values y[:-1] of norms for which linear layers can also read y."""
-    sites = [site for site in find_norms(info) if site.kind is NormKind.RMS_NORM and site.size]
+    sites = [site for site in NORMS.of(info) if site.kind is NormKind.RMS_NORM and site.size]
     kept = [site.output for site in sites if not settings.excludes(site.name)]
     starts = [
         reader.node.outputs[0]
@@ -83,7 +83,7 @@ def _point(info: ModelInfo, value: ir.Value) -> Point | None:
 def _plan(
     info: ModelInfo, starts: Iterable[ir.Value], refusals: dict[str, Refusal], *, more: int
 ) -> ReadersPlan:
-    sites, wanted = find_norms(info), tuple(starts)
+    sites, wanted = NORMS.of(info), tuple(starts)
     norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
     for start in wanted:
         norms.pop(start.producer(), None)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from onnxfold.check.reference import Precision, run
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import find_norms
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import decide_affine
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
@@ -17,6 +16,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.proof import Proof
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph, weights
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from onnxfold.norms import find_norms
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.recognition import find_norms
 from onnxfold.report.document import inspection
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph, weights

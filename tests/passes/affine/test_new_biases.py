@@ -10,7 +10,6 @@ import pytest
 
 import onnxfold
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import find_norms
 from onnxfold.options import Target
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import BetaCosts, decide_affine
@@ -19,6 +18,7 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import decide_all
 from onnxfold.pipeline.proofs import prove_affine
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import graph, weights
 from tests.passes.affine.affine_graphs import LARGE, Fused, error

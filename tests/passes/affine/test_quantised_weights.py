@@ -9,13 +9,13 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph.edit import Editor, change_constant
-from onnxfold.norms import find_norms
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import BetaCosts, decide_affine
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph
 from tests.passes.affine.affine_graphs import LARGE, Fused, error, fuse

@@ -15,9 +15,9 @@ from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.deferral.apply import apply
 from onnxfold.passes.deferral.decide import decide
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
+from onnxfold.pipeline.finalize import define_functions
 from onnxfold.pipeline.proofs import of_deferral as prove
 from tests.graphs import Array, graph, weights
 

@@ -24,7 +24,7 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.options import Target, WrittenForm
-from onnxfold.passes.lower.finalize import define_functions
+from onnxfold.pipeline.finalize import define_functions
 from tests.calls import LEVELS, call_model, random_inputs
 from tests.custom_ops.bounds import allowed
 from tests.oracle import Array, normalised, rounded_sum

@@ -13,7 +13,7 @@ from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.passes.centring import worth
-from onnxfold.passes.lower import finalize
+from onnxfold.pipeline import finalize
 from onnxfold.report.sentences import totals
 from tests.optimized import optimized
 from tests.sessions import executed, outputs

@@ -12,8 +12,9 @@ from rich.console import Console
 
 import onnxfold
 from onnxfold.errors import ModelError
-from onnxfold.norms import NormKind, find_norms
+from onnxfold.norms import NormKind
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.recognition import find_norms
 from onnxfold.report.printed import print_norms
 from onnxfold.shapes import infer
 from tests.norms.replay import random_feeds

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph.edit import Editor
-from onnxfold.norms import find_norms
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.apply import apply
@@ -16,6 +15,7 @@ from onnxfold.passes.scales.decide import decide_scales
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.proof import Proof
+from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph, weights
 from tests.passes.affine.affine_graphs import error

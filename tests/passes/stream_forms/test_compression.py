@@ -18,11 +18,11 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
 from onnxfold.passes.base import Settings
-from onnxfold.passes.lower.finalize import define_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply
 from onnxfold.passes.stream_forms.plan import Shortened
 from onnxfold.passes.stream_forms.stream_sizes import follows
+from onnxfold.pipeline.finalize import define_functions
 from onnxfold.shapes import infer
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
 from tests.passes.stream_forms.compressing import (

@@ -18,12 +18,12 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
 from onnxfold.passes.base import Settings
-from onnxfold.passes.lower.finalize import define_functions, settle_functions
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply as compress
 from onnxfold.passes.stream_forms.compress import decide as decide_compression
 from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
 from onnxfold.passes.stream_forms.shrink_consumers import apply, decide, decide_back
+from onnxfold.pipeline.finalize import define_functions, settle_functions
 from onnxfold.pipeline.proofs import of_readers as prove
 from tests.passes.centred_stream import FEEDS, C, CentredStream
 from tests.soundness.float64 import evaluate, relative_error

@@ -1,35 +1,32 @@
 """All norms of a model, in topological order; those of one value may share their statistics."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.norms.decomposed import decomposed_sites
-from onnxfold.norms.dyt import dyt_sites
-from onnxfold.norms.of_constants import with_equal_constants
-from onnxfold.norms.ops import op_site
-from onnxfold.norms.scaled_operators import with_affine
-from onnxfold.norms.site import NormSite
-from onnxfold.norms.subtracted_mean import with_subtraction
+from onnxfold.norms import NORMS, NormSite
+from onnxfold.norms.second_moments import MOMENTS, Moments
+from onnxfold.recognition.algebra import Canonical, match_graph
+from onnxfold.recognition.decomposed import decomposed_sites
+from onnxfold.recognition.dyt import dyt_sites
+from onnxfold.recognition.equal_constants import with_equal_constants
+from onnxfold.recognition.norm_operators import op_site
+from onnxfold.recognition.scaled_operators import with_affine
+from onnxfold.recognition.subtractions import with_subtraction
 
-_FOUND: WeakKeyDictionary[ModelInfo, tuple[NormSite, ...]] = WeakKeyDictionary()
+
+@MOMENTS.found_by
+def find_moments(view: ModelInfo) -> Callable[[ir.Graph], Moments]:
+    """Return the function that finds the moments of one graph."""
+    return lambda graph: match_graph(Canonical(view), graph)[0]
 
 
+@NORMS.found_by
 def find_norms(view: ModelInfo) -> tuple[NormSite, ...]:
-    """Return every norm of the main graph and of all bodies, one site each, in topological order.
-
-    They are found once for each version of a model: a view belongs to one version.
-    """
-    if view not in _FOUND:
-        _FOUND[view] = _find(view)
-    return _FOUND[view]
-
-
-def _find(view: ModelInfo) -> tuple[NormSite, ...]:
+    """Return every norm of the main graph and of all bodies, one site each, in node order."""
     spelled = [*decomposed_sites(view), *dyt_sites(view)]
     taken = {node for site in spelled for node in site.nodes}
     whole = [op_site(view, node) for node in view.nodes() if node not in taken]

@@ -11,19 +11,11 @@ import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
 from onnxfold.graph.operands import computed_by
-from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import (
-    AffineForm,
-    Denominator,
-    Form,
-    Moment,
-    MomentAxes,
-    Root,
-    Square,
-    Statistic,
-)
-from onnxfold.norms.algebra.graph_state import Algebra
+from onnxfold.norms.second_moments import Moment, MomentAxes, Statistic
 from onnxfold.norms.site import EpsilonMode
+from onnxfold.recognition.algebra.coefficient import ONE, ZERO, Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form, Root, Square
+from onnxfold.recognition.algebra.graph_state import Algebra
 
 _FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and may be squared
 _UNBOUNDED = 3.38e38  # practically infinite: the largest numbers of float32 and bfloat16

@@ -10,41 +10,12 @@ Every statistic knows whether it broadcasts against t, or which axes it has lost
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber
-from onnxfold.norms.algebra.coefficient import ZERO, Coefficient
+from onnxfold.norms.second_moments import Moment, MomentAxes, Statistic
 from onnxfold.norms.site import EpsilonMode
-
-
-class Statistic(Enum):
-    """Kinds of second moment: mean(t^2), mean((t - mean(t))^2), or mean(t)^2."""
-
-    MEAN_SQUARE = auto()
-    VARIANCE = auto()
-    SQUARED_MEAN = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class MomentAxes:
-    """The elements over which a moment is taken, in the coordinates of t.
-
-    ``axes`` are ascending and without axes of size 1; ``fiber`` is None if a size is unknown;
-    ``groups`` counts the blocks of a group norm's channel axis if its sizes are unknown.
-    ``channel`` is the axis of the affine part if an operator fixes it.
-    """
-
-    axes: tuple[int, ...]
-    fiber: Fiber | None
-    groups: int = 0
-    channel: int | None = None
-
-    @property
-    def size(self) -> int:
-        """The number of elements, 0 if unknown."""
-        return self.fiber.size if self.fiber is not None else 0
+from onnxfold.recognition.algebra.coefficient import ZERO, Coefficient
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,20 +23,6 @@ class Square:
     """The square of a value, element by element."""
 
     value: ir.Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moment:
-    """Second moment before the square root; ``mode`` is None until epsilon is added."""
-
-    t: ir.Value
-    over: MomentAxes
-    statistic: Statistic
-    factor: float
-    dropped: tuple[int, ...] | None
-    epsilon: float = 0.0
-    mode: EpsilonMode | None = None
-    one_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,22 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.array_types import Float64
 from onnxfold.graph.constants import default_tensor
-from onnxfold.norms.algebra import (
+from onnxfold.norms.second_moments import MomentAxes, Statistic
+from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra import (
     AffineForm,
     Algebra,
     Canonical,
     Coefficient,
     Match,
-    MomentAxes,
     match_graph,
 )
-from onnxfold.norms.algebra.forms import Square, Statistic
-from onnxfold.norms.algebra.guards import channel_axis
-from onnxfold.norms.ops import refuse_overridable, size_refusal, spatial_refusal
-from onnxfold.norms.site import NormForm, NormKind, NormSite
-from onnxfold.operators import facets
-from onnxfold.operators.table import row_of
-from onnxfold.refusal import Refusal
+from onnxfold.recognition.algebra.forms import Square
+from onnxfold.recognition.algebra.guards import channel_axis
+from onnxfold.recognition.norm_operators import size_refusal, spatial_refusal
+from onnxfold.refusal import Refusal, refuse_overridable
 
 _STEPS = frozenset(("Abs", "Mul", "Neg"))  # allowed on x before a square or a root
 _ASSUMED_RANK = 4  # for unknown ranks; norms are of rank 4 or less

@@ -5,8 +5,9 @@ import onnx_ir as ir
 from onnxfold.graph import keeps_dims
 from onnxfold.graph.operands import computed_by, operands
 from onnxfold.graph.traversal import reached
-from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
-from onnxfold.norms.algebra.graph_state import Algebra
+from onnxfold.norms.second_moments import Moment
+from onnxfold.recognition.algebra.forms import AffineForm, Form, Root
+from onnxfold.recognition.algebra.graph_state import Algebra
 
 _CONDITION_LIMIT = 24
 

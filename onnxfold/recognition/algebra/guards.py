@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import operator
-from onnxfold.norms.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, MomentAxes
-from onnxfold.norms.algebra.graph_state import Algebra
+from onnxfold.norms.second_moments import MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra.coefficient import ONE, ZERO, Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm
+from onnxfold.recognition.algebra.graph_state import Algebra
 
 
 def beside(dropped: tuple[int, ...] | None) -> bool:

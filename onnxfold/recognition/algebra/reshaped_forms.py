@@ -7,12 +7,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import follow_reshape, operator
-from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, MomentAxes, Root, Square
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.norms.algebra.guards import extend, legal
+from onnxfold.norms.second_moments import Moment, MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra.coefficient import Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Form, Root, Square
+from onnxfold.recognition.algebra.graph_state import Algebra
+from onnxfold.recognition.algebra.guards import extend, legal
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 
 _APPLY = ("Add", "Div", "Mul", "Sub")  # gamma or beta

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, node_label, operator
-from onnxfold.norms.algebra import Algebra, Canonical, Coefficient
 from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.recognition.algebra import Algebra, Canonical, Coefficient
 
 
 def dyt_sites(view: ModelInfo) -> Iterator[NormSite]:

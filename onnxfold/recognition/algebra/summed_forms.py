@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from onnxfold.norms.algebra import moments
-from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Moment, Root
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
+from onnxfold.norms.second_moments import Moment
+from onnxfold.recognition.algebra import moments
+from onnxfold.recognition.algebra.coefficient import MINUS_ONE, ONE, Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Form, Root
+from onnxfold.recognition.algebra.graph_state import Algebra
+from onnxfold.recognition.algebra.guards import along, beside, extend, legal, reading
 
 
 def add(algebra: Algebra, node: ir.Node) -> Form | None:

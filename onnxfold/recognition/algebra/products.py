@@ -11,11 +11,12 @@ from math import isclose, sqrt
 import onnx_ir as ir
 
 from onnxfold.graph.float_types import is_narrowing
-from onnxfold.norms.algebra import moments
-from onnxfold.norms.algebra.coefficient import MINUS_ONE, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, Root, Square, Statistic
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.norms.algebra.guards import along, beside, extend, legal, reading
+from onnxfold.norms.second_moments import Statistic
+from onnxfold.recognition.algebra import moments
+from onnxfold.recognition.algebra.coefficient import MINUS_ONE, Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Form, Root, Square
+from onnxfold.recognition.algebra.graph_state import Algebra
+from onnxfold.recognition.algebra.guards import along, beside, extend, legal, reading
 
 _ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is this close
 

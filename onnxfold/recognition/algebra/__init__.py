@@ -6,11 +6,11 @@ effect; ``forms`` are the expressions; ``moments`` and ``operators`` (rules A an
 to every node once.
 """
 
-from onnxfold.norms.algebra.canonical import Canonical
-from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Denominator, Moment, MomentAxes
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.norms.algebra.matcher import Match, match_graph
+from onnxfold.recognition.algebra.canonical import Canonical
+from onnxfold.recognition.algebra.coefficient import Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Denominator
+from onnxfold.recognition.algebra.graph_state import Algebra
+from onnxfold.recognition.algebra.matcher import Match, match_graph
 
 __all__ = [
     "AffineForm",
@@ -19,7 +19,5 @@ __all__ = [
     "Coefficient",
     "Denominator",
     "Match",
-    "Moment",
-    "MomentAxes",
     "match_graph",
 ]

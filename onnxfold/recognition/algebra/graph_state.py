@@ -3,11 +3,12 @@
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
-from onnxfold.norms.algebra.canonical import Canonical
-from onnxfold.norms.algebra.coefficient import Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Form, MomentAxes, Square
+from onnxfold.norms.second_moments import MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra.canonical import Canonical
+from onnxfold.recognition.algebra.coefficient import Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Form, Square
 from onnxfold.shapes.named_sizes import SymbolicShape, fits
 
 
@@ -37,6 +38,10 @@ class Algebra:
     def atom(self, value: ir.Value) -> ir.Value:
         """Return the tensor that a value equals, seen through copies and exact Casts."""
         return self.canonical.atom(value)
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """Return the element type, as declared or as the operator determines it."""
+        return self.canonical.dtype(value)
 
     def dims(self, value: ir.Value | None) -> SymbolicShape | None:
         """Return the shape in symbols and numbers."""

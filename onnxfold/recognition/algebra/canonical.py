@@ -13,12 +13,11 @@ import onnx_ir as ir
 from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import is_narrowing
-from onnxfold.norms.algebra.coefficient import Coefficient
 from onnxfold.operators import facets
-from onnxfold.operators.families.layout import filler
-from onnxfold.operators.families.rules import elements_of
-from onnxfold.operators.row import Elements, Family
+from onnxfold.operators.families.uniform import uniform
+from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra.coefficient import Coefficient
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
 
@@ -37,27 +36,6 @@ _ARITHMETIC: dict[str, np.ufunc] = {
 _REPEATED = (Family.CAST, Family.RESHAPE, Family.TRANSPOSE)
 _CHAIN = 6  # Reshapes in a row; tf2onnx writes up to four around a mean
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
-
-
-def uniform(view: ModelInfo, value: ir.Value | None) -> float | None:
-    """Return the number that fills a value of any shape, or None."""
-    while value is not None:
-        array = view.array(value)
-        if array is not None:
-            numbers = array.reshape(-1)
-            filled = numbers.size > 0 and bool(np.all(numbers == numbers[0]))
-            return float(numbers[0]) if filled else None
-        node = value.producer()
-        if node is None or node.domain != "":
-            return None
-        if node.op_type == "ConstantOfShape":
-            return filler(node)
-        row = row_of(node)
-        copies = row.family is Family.CAST or elements_of(view, node)[0] <= Elements.COPIES
-        if row.data != (0,) or not copies:
-            return None
-        value = node.inputs[0]
-    return None
 
 
 def _repeats(small: SymbolicShape, large: SymbolicShape) -> bool:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.norms.algebra import (
+from onnxfold.operators import facets
+from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra import (
     handled_operators,
     moments,
     products,
@@ -13,11 +15,9 @@ from onnxfold.norms.algebra import (
     selection,
     summed_forms,
 )
-from onnxfold.norms.algebra.canonical import Canonical
-from onnxfold.norms.algebra.forms import AffineForm, Form
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.operators import facets
-from onnxfold.operators.table import row_of
+from onnxfold.recognition.algebra.canonical import Canonical
+from onnxfold.recognition.algebra.forms import AffineForm, Form
+from onnxfold.recognition.algebra.graph_state import Algebra
 
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 

@@ -4,7 +4,7 @@ Sources: the ONNX operator specifications of the opset named at each form; for c
 ONNX Runtime's ContribOperators.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,8 +15,8 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.operands import operand, operands
 from onnxfold.graph.traversal import reached
-from onnxfold.norms.algebra.canonical import uniform
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.operators.families.uniform import uniform
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes.named_sizes import is_rank_alone, is_told
 
@@ -26,7 +26,7 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 def op_site(view: ModelInfo, node: ir.Node) -> NormSite | None:
     """Return the site of a node that is a norm by itself, or None."""
-    form = NORM_OPERATORS.get((node.domain, node.op_type))
+    form = FORMS.get((node.domain, node.op_type))
     if form is None or not node.inputs or node.inputs[0] is None:
         return None
     return form(view, node)
@@ -39,20 +39,6 @@ def spatial_refusal(label: str) -> Refusal:
         "the statistics cover spatial axes, so the norm ignores one shift per sample and "
         "group, but not a shift per position: centering channels is not exact here",
         (label,),
-    )
-
-
-def refuse_overridable(names: Sequence[str]) -> Refusal:
-    """Refuse initializers that are graph inputs as well, because callers may replace them."""
-    listed = ", ".join(f"'{name}'" for name in names)
-    one = len(names) == 1
-    subject = f"initializer {listed} is also a graph input"
-    many = f"initializers {listed} are also graph inputs"
-    it = "it" if one else "them"
-    return Refusal(
-        RefusalCode.OVERRIDABLE_INITIALIZER,
-        f"{subject if one else many}, so callers may override {it}; remove {it} from the inputs",
-        tuple(names),
     )
 
 
@@ -315,7 +301,7 @@ _rms_norm = partial(_trailing_norm, kind=NormKind.RMS_NORM)
 _own_layer_norm = partial(_layer_norm, epsilon=0.0)
 _own_rms_norm = partial(_rms_norm, epsilon=0.0)
 
-NORM_OPERATORS: dict[tuple[str, str], _Form] = {
+FORMS: dict[tuple[str, str], _Form] = {
     ("", "GroupNormalization"): _group_normalization,
     ("", "InstanceNormalization"): _instance_normalization,
     ("", "LayerNormalization"): _layer_norm,

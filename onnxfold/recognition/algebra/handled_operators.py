@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.norms.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
-from onnxfold.norms.algebra.forms import AffineForm, Denominator, Form, MomentAxes, Statistic
-from onnxfold.norms.algebra.graph_state import Algebra
-from onnxfold.norms.algebra.moments import as_moment
+from onnxfold.norms.second_moments import MomentAxes, Statistic
 from onnxfold.norms.site import EpsilonMode
+from onnxfold.recognition.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
+from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form
+from onnxfold.recognition.algebra.graph_state import Algebra
+from onnxfold.recognition.algebra.moments import as_moment
 
 _EPSILON = float(np.float32(1e-5))  # default of every operator here; attributes are float32
 

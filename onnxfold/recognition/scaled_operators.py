@@ -8,9 +8,8 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.operands import only_reader
+from onnxfold.norms.operators import WITHOUT_AFFINE
 from onnxfold.norms.site import NormForm, NormSite
-
-WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 
 
 def with_affine(view: ModelInfo, site: NormSite) -> NormSite:
