@@ -48,7 +48,7 @@ class ModelInfo:
         self.opset = model.graph.opset_imports.get("", 1)
         self._shapes: dict[ir.Value, Shape] = {}
         self.graphs = tuple(all_graphs(model))
-        self.facts: dict[object, Any] = {}  # onnxfold.graph.facts
+        self.facts: dict[object, Any] = {}  # onnxfold.graph.model_facts
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None

@@ -1,6 +1,6 @@
 """Norms and subtractions of means, however they are spelled; `recognition` finds them upstream."""
 
-from onnxfold.graph.facts import Fact
+from onnxfold.graph.model_facts import Fact
 from onnxfold.norms.bare_centring import BareCentring
 from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
 

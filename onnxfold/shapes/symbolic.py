@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
 from onnxfold.graph.einsum import einsum_labels
-from onnxfold.graph.facts import SIZES
+from onnxfold.graph.model_facts import SIZES
 from onnxfold.graph.operands import operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets

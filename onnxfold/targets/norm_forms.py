@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.edit import Lowered
-from onnxfold.graph.facts import Fact
+from onnxfold.graph.model_facts import Fact
 from onnxfold.norms.site import NormSite
 from onnxfold.options import Target, WrittenForm
 from onnxfold.refusal import Refusal

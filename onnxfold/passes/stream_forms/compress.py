@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
-from onnxfold.graph.facts import SIZES
+from onnxfold.graph.model_facts import SIZES
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.new_nodes import NewNodes
