@@ -28,6 +28,7 @@ PARTS = (
     "inputs",
     "model_io",
     "norms",
+    "recognition",
     "operators",
     "passes",
     "proof",

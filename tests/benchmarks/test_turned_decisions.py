@@ -144,7 +144,7 @@ def test_what_does_not_end_or_crashes_is_told() -> None:
 @pytest.mark.parametrize(
     ("module", "folder"),
     [
-        ("onnxfold/recognition/algebra/forms.py", "tests/norms"),
+        ("onnxfold/recognition/algebra/forms.py", "tests/recognition"),
         ("onnxfold/passes/affine/plan.py", "tests/passes/affine"),
         ("onnxfold/passes/places.py", "tests/passes"),
     ],

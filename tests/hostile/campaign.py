@@ -60,7 +60,7 @@ class Found:
 
 def seeds() -> list[bytes]:
     """Real files of every exporter, small ones more often than large ones, and models of ours."""
-    small = sorted((ROOT / "tests/norms/fixtures").glob("*.onnx"))
+    small = sorted((ROOT / "tests/recognition/fixtures").glob("*.onnx"))
     large = [
         ROOT / "models/digits_vit/digits_vit.onnx",
         *sorted((ROOT / "tests/recipes").glob("*.onnx")),

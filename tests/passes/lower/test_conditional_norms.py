@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 import onnxfold
-from tests.norms.replay import model, with_constants
+from tests.recognition.replay import model, with_constants
 
 BODY = """
 two = Constant<value = float {2.0}>()

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 import onnxfold
 from onnxfold.passes.lower import apply as module
-from tests.norms.replay import random_feeds
 from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
+from tests.recognition.replay import random_feeds
 from tests.sessions import outputs
 
 # Two layers, of sums of eight terms: some dozens of roundings of numbers below 32.

@@ -16,8 +16,8 @@ from onnxfold.passes.lower import join_skip_norms as module
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.targets import sums
-from tests.norms.replay import random_feeds
 from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
+from tests.recognition.replay import random_feeds
 from tests.sessions import outputs
 
 # Two norms in a row, of sums of eight terms: some dozens of roundings of numbers below ten.

@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from tests.norms.replay import random_feeds
+from tests.recognition.replay import random_feeds
 
 # Convolutions of 12 and 72 terms, and a norm: some hundreds of roundings of numbers below 32.
 BOUND = 512 * 2.0**-24 * 32

@@ -7,7 +7,7 @@ import pytest
 
 import onnxfold
 from tests.builders import pre_norm_model
-from tests.norms.replay import model, with_constants
+from tests.recognition.replay import model, with_constants
 
 
 @pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])

@@ -17,7 +17,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
 from onnxfold.report.printed import print_norms
 from onnxfold.shapes import infer
-from tests.norms.replay import random_feeds
+from tests.recognition.replay import random_feeds
 from tests.sessions import outputs
 
 BOUND = 2e-6  # float32: sums in another order, then about ten roundings of 6e-8

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
-from tests.norms.replay import random_feeds, replay, sites_of, values_of
-from tests.norms.test_norm_spellings import norms
+from tests.recognition.replay import random_feeds, replay, sites_of, values_of
+from tests.recognition.test_norm_spellings import norms
 
 # In float64 only the tolerance of n * (1/n) = 1 remains (1e-6), and cancellation in a variance
 # that is written E[x^2] - E[x]^2.

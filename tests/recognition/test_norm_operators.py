@@ -14,8 +14,8 @@ from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
-from tests.norms.replay import FLOAT32_BOUND, only_site, replay_error, sites_of
-from tests.norms.replay import model as text_model
+from tests.recognition.replay import FLOAT32_BOUND, only_site, replay_error, sites_of
+from tests.recognition.replay import model as text_model
 
 
 def model(body: str, inputs: str = "float[B,3,8] x", *, opset: int = 23) -> onnx.ModelProto:

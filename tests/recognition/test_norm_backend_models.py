@@ -11,7 +11,7 @@ import onnx.backend.test.case.node as node_cases
 import pytest
 
 from onnxfold.norms import NormForm
-from tests.norms.replay import FLOAT32_BOUND, replay, sites_of, values_of
+from tests.recognition.replay import FLOAT32_BOUND, replay, sites_of, values_of
 
 MODULES = (
     "groupnormalization",

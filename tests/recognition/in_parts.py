@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from tests.norms.replay import model, with_constants
+from tests.recognition.replay import model, with_constants
 
 CONSTANTS = "two = Constant<value = float {2.0}>()\ne = Constant<value = float {1e-5}>()\n"
 CENTRE = "u = ReduceMean<axes=[-1]>(x)\nd = Sub(x, u)\n"

@@ -15,7 +15,7 @@ import pytest
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.refusal import RefusalCode
-from tests.norms.replay import FLOAT32_BOUND, random_feeds, replay, sites_of, values_of
+from tests.recognition.replay import FLOAT32_BOUND, random_feeds, replay, sites_of, values_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 # Half precision: 2^-11 per rounding, about four of them on results of up to 4.

@@ -14,8 +14,8 @@ import pytest
 
 import onnxfold
 from tests.graphs import graph, weights
-from tests.norms.replay import sites_of
 from tests.pairs import pairs
+from tests.recognition.replay import sites_of
 from tests.sessions import executed
 
 _SHARED = {

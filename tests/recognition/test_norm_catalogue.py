@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
-from tests.norms.replay import FLOAT32_BOUND, model, random_feeds, replay, sites_of, values_of
+from tests.recognition.replay import FLOAT32_BOUND, model, random_feeds, replay, sites_of, values_of
 
 # Half precision: 2^-11 per rounding, about four of them on results of up to 4.
 HALF_BOUND = 4 * 4 * 2.0**-11

@@ -10,8 +10,8 @@ from onnx import parser
 
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
 from onnxfold.refusal import RefusalCode
-from tests.norms.in_parts import AFFINE, CENTRE, CONSTANTS, DEVIATION, norm
-from tests.norms.replay import (
+from tests.recognition.in_parts import AFFINE, CENTRE, CONSTANTS, DEVIATION, norm
+from tests.recognition.replay import (
     FLOAT32_BOUND,
     model,
     only_site,

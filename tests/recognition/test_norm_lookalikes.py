@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onnxfold.norms import NormKind
-from tests.norms.in_parts import CENTRE, CONSTANTS, DEVIATION, norm
-from tests.norms.replay import (
+from tests.recognition.in_parts import CENTRE, CONSTANTS, DEVIATION, norm
+from tests.recognition.replay import (
     FLOAT32_BOUND,
     model,
     only_site,

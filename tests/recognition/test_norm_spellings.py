@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.norms import EpsilonMode, NormKind
-from tests.norms.replay import random_feeds, replay, sites_of, values_of
+from tests.recognition.replay import random_feeds, replay, sites_of, values_of
 
 # Spellings with E[x^2] - E[x]^2 lose up to (mean / std)^2 ulps; the data has mean 0.3 and std 1.
 BOUND = 2e-5
