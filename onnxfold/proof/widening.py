@@ -2,7 +2,9 @@
 
 The roundings of an edit are then larger than all others of the model, as for a half float cast to
 float32. No table of operators is consulted: a node is run on numbers with no more bits than the
-constant, and may return numbers with more.
+constant, and may return numbers with more. Numbers that are rounded back to the type of the
+constant, by operators that read nothing else but constants, were not computed with more bits: to
+the rest of the model they are the result of one operator in that type, as a norm with Casts is.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +25,7 @@ class Widening:
     """Facts about the rewritten model; ``region_of`` returns the region of one node."""
 
     def __init__(self, after: ModelInfo, region_of: Callable[[ir.Value], Region]):
-        self._region_of = region_of
+        self._after, self._region_of = after, region_of
         self._known: dict[ir.Value, ir.Value | None] = {}
         self._rounds: dict[object, bool] = {}
         outputs = (value for node in after.nodes() for value in node.outputs)
@@ -46,13 +48,34 @@ class Widening:
             for node in (use.node for use in waiting.pop().uses()):
                 first = node.outputs[0]
                 if digits(first.dtype) > digits(dtype):
-                    return first
+                    if not self._comes_back(node, dtype):
+                        return first
+                    continue
                 if first in seen or self._rounds_to(first, dtype):
                     continue
                 outputs = [output for output in node.outputs if output.dtype in MAY_BE_FLOATS]
                 waiting += outputs
                 seen.update(outputs)
         return None
+
+    def _comes_back(self, start: ir.Node, dtype: ir.DataType) -> bool:
+        """Whether what is computed of a node's results alone is rounded to ``dtype``, all of it."""
+        queue, wide = self._after.queue(), set[ir.Value]()
+        queue.add(start)
+        for node in queue:
+            others = [value for value in node.inputs if value is not None and value not in wide]
+            alone = node is start or all(map(self._after.is_constant, others))
+            if not alone or node.graph is not start.graph:
+                return False
+            for output in node.outputs:
+                if digits(output.dtype) <= digits(dtype):
+                    continue
+                if self._after.is_output(output):
+                    return False
+                wide.add(output)
+                for reader in self._after.readers(output):
+                    queue.add(reader.node)
+        return True
 
     def _rounds_to(self, output: ir.Value, dtype: ir.DataType) -> bool:
         """Whether the operator of a value needs more bits than its operands have, and so rounds."""

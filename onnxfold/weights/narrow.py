@@ -2,7 +2,8 @@
 
 The numbers of a half float cast to float32 are exact, and so are results of the model up to float32
 roundings. An edit would round them to half floats again, a thousand times the error, so such a
-weight is not edited. The same applies to float32 cast to double.
+weight is not edited. The same applies to float32 cast to double. What a norm widens within itself
+does not count if its result has the type of its input again, as if it were one operator.
 """
 
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import digits
 from onnxfold.graph.traversal import reached
+from onnxfold.norms import find_norms
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -34,13 +36,27 @@ def _find(view: ModelInfo, value: ir.Value) -> Refusal | None:
     if tensor is None or tensor.dtype not in FLOATS:
         return None
 
+    inside = _inside_norms(view)
+
     def onward(operand: ir.Value) -> list[ir.Value]:
         nodes = [use.node for use in operand.uses() if _rounds_nothing(view, use.node, operand)]
-        return [output for node in nodes for output in node.outputs]
+        return [output for node in nodes for output in node.outputs if output not in inside]
 
     same = reached([value], onward)
     wide = next((each for each in same if digits(each.dtype) > digits(tensor.dtype)), None)
     return None if wide is None else _refusal(value, tensor, wide)
+
+
+def _inside_norms(view: ModelInfo) -> set[ir.Value]:
+    """Return the values that only norms read whose results have the type of their inputs."""
+    return {
+        output
+        for site in find_norms(view)
+        if digits(site.output.dtype) == digits(site.input.dtype)
+        for node in site.nodes
+        for output in node.outputs
+        if output is not site.output and output not in site.escaping
+    }
 
 
 def _rounds_nothing(view: ModelInfo, node: ir.Node, operand: ir.Value) -> bool:

@@ -15,8 +15,8 @@ _GRAPHS, _GROUPS = 32, 4
 # What random graphs changed in a second run: of two parts of one weight that are centred along
 # other fibers, of norms that share a centring in half, of norms of constants that were deferred, of
 # embeddings of a fixed length, of a scale for a fold that did not come as a beta stayed, of
-# products in norms that stay in several operators, of norms between Reshapes.
-_FOUND = (17, 18, 21, 23, 72, 84, 109, 153, 173)
+# products in norms that stay in several operators, of norms between Reshapes, of norms in half.
+_FOUND = (17, 18, 21, 23, 41, 72, 84, 109, 153, 173)
 # 86 and 191 have signs behind norms that are spelled out.
 _FOUND_AMONG_FACTORS = (86, 167, 191, 236, 249)
 _FOUND_GATED = (13, 49)
