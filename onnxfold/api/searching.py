@@ -94,9 +94,9 @@ def rotate(  # noqa: PLR0913  # each is an option of the command line
     allow_split: int = 1 << 30,
     force: bool = False,
 ) -> "RotationResult":
-    """Write the model in the basis that a quantiser loses least by, or as it is.
+    """Write the model in the basis that a quantizer loses least by, or as it is.
 
-    ``to``: "int8", "int8-channel" or "int4", what the file will be quantised to; ``seeds``: how
+    ``to``: "int8", "int8-channel" or "int4", what the file will be quantized to; ``seeds``: how
     many matrices are tried, on ``data`` or on ``samples`` drawn inputs.  Raises ModelError where no
     stream can be rotated (then nothing is written), UsageError for options that make no sense,
     DataError for data that does not suit the model.

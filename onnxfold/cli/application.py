@@ -50,7 +50,7 @@ app = typer.Typer(
     help="""Give an ONNX model the same function with cheaper normalization.
 
     Every LayerNorm that can **exactly** become an RMSNorm does: the weights before it are
-    centred once, in the file, so that nothing has to subtract a mean at run time. The result is
+    centered once, in the file, so that nothing has to subtract a mean at run time. The result is
     proved from the weights, checked against a float64 run of the original, and only then written.
 
     `onnxfold optimize model.onnx -o fast.onnx` folds, proves, checks and writes.

@@ -75,9 +75,7 @@ def checkpoint(
     if output is None and not dry_run:
         raise UsageError(f"specify where to write the checkpoint of '{folder}' with -o OUT")
     if report is not None:
-        terminal.check_reports([report], force=force)
-        if report.suffix != ".json":
-            raise UsageError(f"--report {report}: the name must end in .json")
+        terminal.check_reports([report], force=force, kinds=(".json",))
     target = None if dry_run else output
     parent = None if target is None else target.absolute().parent
     with terminal.progress(verbosity, folder, parent, lines=not as_json) as progress:

@@ -180,7 +180,7 @@ RotateOption = Annotated[
     typer.Option(
         metavar="hadamard|random|off",
         help="Multiply residual streams and heads by an orthogonal matrix, which no norm sees, so "
-        "that outliers are spread before a quantisation to int8 or int4. `onnxfold rotate` "
+        "that outliers are spread before a quantization to int8 or int4. `onnxfold rotate` "
         "measures whether that helps.",
     ),
 ]
@@ -188,7 +188,7 @@ SplitGammaOption = Annotated[
     str,
     typer.Option(
         metavar="auto|A|off",
-        help="Split gamma between a norm and the linear layers after it, before a quantisation to "
+        help="Split gamma between a norm and the linear layers after it, before a quantization to "
         "int8: by the exponent A, from 0 to 1, or the one of least error (**auto**).",
     ),
 ]
@@ -253,7 +253,7 @@ class CheckedOptions:
         typer.Option(
             "--strip-metadata",
             help="Leave out what an exporter noted at graphs, nodes and values, such as stack "
-            "traces; the model's own metadata stay.",
+            "traces; the model's own metadata stays.",
         ),
     ] = False
     fail_if_unchanged: Annotated[

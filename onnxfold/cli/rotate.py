@@ -21,7 +21,7 @@ def rotate(
         str,
         typer.Option(
             metavar="int8|int8-channel|int4",
-            help="What OUT will be quantised to: **int8** and **int8-channel** by "
+            help="What OUT will be quantized to: **int8** and **int8-channel** by "
             "quantize_dynamic, **int4** by MatMulNBits in blocks of 32.",
         ),
     ],
@@ -63,7 +63,7 @@ def rotate(
     target = destination(out, output, dry_run=False)
     if target is None:
         raise UsageError("specify the output path with -o OUT")
-    terminal.check_reports(report, model, target, force=force)
+    terminal.check_reports(report, model, target, force=force, kinds=(".json",))
     with terminal.progress(verbosity, model, target.parent, lines=not as_json):
         result = api.rotate(
             model,
@@ -82,8 +82,6 @@ def rotate(
     from onnxfold.report.document import write_report
 
     for path in report or ():
-        if path.suffix != ".json":
-            raise UsageError("--report of rotate takes a name in .json")
         write_report(path, result.report)
     if as_json:
         terminal.print_json(result.report)

@@ -64,7 +64,12 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def check_reports(reports: Sequence[Path] | None, *others: Path | None, force: bool) -> None:
+def check_reports(
+    reports: Sequence[Path] | None,
+    *others: Path | None,
+    force: bool,
+    kinds: Sequence[str] = (".json", ".html"),
+) -> None:
     """Fail before the work if its reports could not be written at the end.
 
     Raises UsageError for another kind of file, for one of the `others`, which the command reads
@@ -74,8 +79,8 @@ def check_reports(reports: Sequence[Path] | None, *others: Path | None, force: b
     from onnxfold import model_io
 
     for report in reports or ():
-        if report.suffix not in (".json", ".html"):
-            raise UsageError(f"--report {report}: the name must end in .json or .html")
+        if report.suffix not in kinds:
+            raise UsageError(f"--report {report}: the name must end in {' or '.join(kinds)}")
         if any(other is not None and _same_file(report, other) for other in others):
             raise UsageError(f"--report {report}: the command reads or writes it; name another")
         if not os.access(report.parent, os.W_OK | os.X_OK):
@@ -130,7 +135,9 @@ def print_json(document: dict[str, Any]) -> None:
     """Print a document for machines on standard output."""
     import json
 
-    say(json.dumps(document, indent=2))
+    from onnxfold.model_io import signed
+
+    say(json.dumps(signed(document), indent=2))
 
 
 def console(verbosity: Verbosity) -> Console:

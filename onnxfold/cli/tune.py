@@ -218,16 +218,14 @@ def _conclusion(result: TuneResult) -> str:
 
 
 def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
-    import json
-
-    from onnxfold.report.document import write_text
+    from onnxfold import model_io
     from onnxfold.tuning.tune_page import page
 
     for path in paths or ():
-        text = (
-            json.dumps(result.report, indent=2) if path.suffix == ".json" else page(result.report)
-        )
-        write_text(path, text)
+        if path.suffix == ".json":
+            model_io.write_json(path, result.report)
+        else:
+            model_io.write_text(path, page(result.report))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxfold import model_io
 from onnxfold.errors import DataError, UsageError
 
 Report = dict[str, Any]
@@ -23,15 +24,13 @@ def write_measurements(
     Raises UsageError if matplotlib is required but not installed, ModelError if a file cannot be
     written.
     """
-    from onnxfold.report.document import write_text
-
     for path in paths:
         if path.suffix == ".html":
             from onnxfold.geometry.page import page
 
-            write_text(path, page(reports))
+            model_io.write_text(path, page(reports))
         else:
-            write_text(path, json.dumps(as_document(reports), indent=2))
+            model_io.write_json(path, as_document(reports))
     if folder is not None:
         from onnxfold.geometry.plots import write_figures
 

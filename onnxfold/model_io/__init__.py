@@ -11,6 +11,7 @@ from onnxfold.model_io.replacing import (
     check_reports_replaceable,
     mark_copy,
 )
+from onnxfold.model_io.report_files import signed, write_json, write_text
 from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
 from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 
@@ -34,6 +35,9 @@ __all__ = [
     "one_line",
     "read_ahead",
     "show",
+    "signed",
     "stage",
     "stage_copy",
+    "write_json",
+    "write_text",
 ]

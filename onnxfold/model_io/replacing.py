@@ -5,20 +5,15 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
 from onnxfold.model_io.messages import show
+from onnxfold.model_io.report_files import is_report
 from onnxfold.options import METADATA_KEY
 
 _TUNED = f"{METADATA_KEY}.tune"  # the note of a search
-_MARKS = MappingProxyType(
-    {".html": b"Written by onnxfold.", ".svg": b">onnxfold<", ".png": b"Software\0onnxfold"}
-)
-# A report has one of these keys beside its schema.
-_REPORTED = frozenset({"norms", "models", "candidates", "architecture"})
 _OF_OTHERS = (
     "{}: it exists, and onnxfold did not write it; give another output, or --force to replace it"
 )
@@ -43,7 +38,7 @@ def check_replaceable(
 def check_reports_replaceable(reports: Iterable[Path], *, force: bool) -> None:
     """Raise UsageError for the first existing report or figure of others, without `force`."""
     for path in reports:
-        if not (force or not os.path.isfile(path) or not os.stat(path).st_size or _is_report(path)):
+        if not (force or not os.path.isfile(path) or not os.stat(path).st_size or is_report(path)):
             raise UsageError(_OF_OTHERS.format(show(path)))
 
 
@@ -65,20 +60,6 @@ def is_ours(path: Path) -> bool:
         return _TUNED in noted or "target" in json.loads(noted.get(METADATA_KEY, "{}"))
     except (ModelError, TypeError, ValueError):
         return False
-
-
-def _is_report(path: Path) -> bool:
-    """Whether this program wrote the report or figure at a path."""
-    try:
-        content = path.read_bytes()
-        if path.suffix != ".json":
-            return _MARKS[path.suffix] in content
-        document = json.loads(content)
-    except (OSError, ValueError):
-        return False
-    if not isinstance(document, dict):
-        return False
-    return "inspect" in document or ("schema" in document and not _REPORTED.isdisjoint(document))
 
 
 def _stamp(path: Path) -> bytes:

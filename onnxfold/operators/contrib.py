@@ -104,7 +104,7 @@ _ROWS = (
     Operator(
         "MatMulNBits",
         family=Family.MATMUL_BLOCKS,
-        law="P(A B' + c) = (P A) B' + P' c on rows; B is quantised and stays",
+        law="P(A B' + c) = (P A) B' + P' c on rows; B is quantized and stays",
         elements=Elements.LINEAR,
         data=(0,),
         alone=True,

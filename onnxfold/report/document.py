@@ -1,13 +1,12 @@
 """The JSON document of a report, from which every other form is made, and its files."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from onnxfold.errors import ModelError
+from onnxfold import model_io
 from onnxfold.norms import NormKind
 from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.findings import Findings
@@ -219,13 +218,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> None:
 
     Raises ModelError if the file cannot be written.
     """
-    write_text(path, json.dumps(report, indent=2) if path.suffix == ".json" else page(report))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the text of a report; raises ModelError if the file cannot be written."""
-    try:
-        # A file name may contain bytes that are not UTF-8.
-        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise ModelError(f"cannot write the report '{path}': {error.strerror}") from error
+    if path.suffix == ".json":
+        model_io.write_json(path, report)
+    else:
+        model_io.write_text(path, page(report))

@@ -307,7 +307,7 @@ def by_paper(summary: Mapping[str, Any]) -> str | None:
         return None
     counts = [
         (summary["algorithm1"], "Algorithm 1"),
-        (summary["algorithm1_embed_centred"], "with centred embeddings"),
+        (summary["algorithm1_embed_centred"], "with centered embeddings"),
         (summary["d2"], "with readers asked (D.2)"),
         (summary["foldable"], "exactly"),
     ]

@@ -3,7 +3,6 @@
 Hooks read and change nothing: with them training is, bit for bit, the same training.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from onnxfold.errors import UsageError
 from onnxfold.geometry.accumulate import Tables, Totals, of_tables
 from onnxfold.geometry.instrument import MeasuredNorm, control_vectors
+from onnxfold.model_io import write_json
 from onnxfold.norms import EpsilonMode, NormKind
 from onnxfold.torch.modules import RMSNorm
 
@@ -175,7 +175,7 @@ class AnglesCallback:
         if self._folder is not None and not (together and distributed.get_rank()):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"step_{number:08}.json"
-            path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            write_json(path, report)
 
 
 def _rows(module: nn.Module, x: Tensor) -> Tensor:

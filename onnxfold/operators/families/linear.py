@@ -39,7 +39,7 @@ from onnxfold.operators.row import Family, Operator
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-_FIXED = "has a quantised weight, which cannot be centred; fold before quantising"
+_FIXED = "has a quantized weight, which cannot be centered; fold before quantizing"
 
 
 def _nothing(view: ModelInfo, node: ir.Node, output: int) -> None:

@@ -45,7 +45,7 @@ def root_of(
         tensor = view.tensor(value)
         if tensor is not None:
             if row_of(reader.node).layer in OF_CODES:
-                return refuse(RefusalCode.QUANTISED, reader.node, "has a quantised weight")
+                return refuse(RefusalCode.QUANTISED, reader.node, "has a quantized weight")
             if tensor.dtype not in FLOATS:
                 sentence = f"has a weight of type {tensor.dtype}"
                 return refuse(RefusalCode.UNSUPPORTED_TYPE, reader.node, sentence)

@@ -39,7 +39,7 @@ from onnxfold.weights.edits import Scale
 from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
 
-_FIXED = "has a quantised weight, which cannot take gamma; fold before quantising"
+_FIXED = "has a quantized weight, which cannot take gamma; fold before quantizing"
 
 
 @dataclass(frozen=True, slots=True)
