@@ -178,7 +178,9 @@ def float64_chunks(tensor: ir.TensorProtocol) -> Iterator[tuple[int, Float64]]:
 def evaluated(tensor: ir.TensorProtocol) -> Evaluation:
     """Return the tensor in float64, edited but not rounded, some rows at a time."""
     if isinstance(tensor, EditedTensor):
-        evaluation = Evaluation(tensor.base.numpy(), tensor.edits)
+        base = tensor.base
+        numbers = base.exact() if isinstance(base, RotatedTensor) else base.numpy()
+        evaluation = Evaluation(numbers, tensor.edits)
     else:
         evaluation = Evaluation(tensor.numpy(), ())
     evaluation.prepare()

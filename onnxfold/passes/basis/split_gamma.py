@@ -111,15 +111,14 @@ def decide(info: ModelInfo, settings: Settings, observe: Observe) -> SplitPlan:
             cases.append(found)
     by = _measure(info, cases, settings, observe)
     grid = GRID if settings.split_gamma == "auto" else (float(settings.split_gamma),)
-    made = [_split(info, case, grid, forced=settings.split_gamma != "auto") for case in cases]
-    for case, split in zip(cases, made, strict=True):
-        if split is None:
-            why = Refusal(
-                RefusalCode.NOT_WORTH, f"norm '{case.site.name}' gains nothing by a split"
-            )
-            refusals.append((info.ref(case.site.output), why))
-    splits = tuple(split for split in made if split is not None)
-    return SplitPlan(splits, tuple(refusals), by)
+    splits: list[GammaSplit] = []
+    for case in cases:
+        split = _split(info, case, grid, forced=settings.split_gamma != "auto")
+        if isinstance(split, Refusal):
+            refusals.append((info.ref(case.site.output), split))
+        else:
+            splits.append(split)
+    return SplitPlan(tuple(splits), tuple(refusals), by)
 
 
 def _case(info: ModelInfo, site: NormSite) -> _Case | Refusal:
@@ -167,11 +166,14 @@ def _measure(info: ModelInfo, cases: Iterable[_Case], settings: Settings, observ
 
 def _split(
     info: ModelInfo, case: _Case, grid: Iterable[float], *, forced: bool
-) -> GammaSplit | None:
-    """Return the split with the least error; None unless it is clearly better than no split."""
+) -> GammaSplit | Refusal:
+    """Return the split with the least error; a Refusal unless it is clearly better than none."""
     weights = [_matrix(info, place) for place in case.readers]
     x = np.concatenate(case.rows)[:_ROWS] if case.rows else None
     reach = np.abs(x).max(axis=0) if x is not None else _bound(info, case)
+    if not np.isfinite(reach).all():
+        sentence = f"norm '{case.site.name}' gives inf or NaN on these inputs"
+        return Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (case.site.name,))
     columns = np.max([np.abs(W).max(axis=1) for W in weights], axis=0)
     found = []
     for a in grid:
@@ -185,7 +187,8 @@ def _split(
     )
     gains = before is None or after is None or after <= WORTH * before
     if np.all(s == 1) or not (forced or gains):
-        return None
+        sentence = f"norm '{case.site.name}' gains nothing by a split"
+        return Refusal(RefusalCode.NOT_WORTH, sentence)
     own = tuple(_place(info, case, part) for part in case.parts)
     read = tuple(place_of(info, p.value, p.reader, p.channels) for p in case.readers)
     return GammaSplit(info.ref(case.site.output), a, s, own, read, before, after)

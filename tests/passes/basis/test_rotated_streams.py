@@ -56,6 +56,16 @@ def test_a_rotated_stream_computes_the_same(model: onnx.ModelProto, matrix: str)
     assert relative_error(evaluate(model, FEEDS), evaluate(result.model, FEEDS)) < ROUNDING
 
 
+@pytest.mark.parametrize("kind", ["layer", "layer pieces", "rms", "rms pieces", "gemma"])
+def test_a_stream_is_rotated_and_scaled_at_once(kind: str) -> None:
+    model = wide_stream(kind, 1.0)
+    result = rotated(model, scale_streams=4)
+    assert "left_out" not in result.report
+    found = [result.report[f"{what}_streams"]["streams"] for what in ("rotated", "scaled")]
+    assert list(map(len, found)) == [1, 1]
+    assert relative_error(evaluate(model, FEEDS), evaluate(result.model, FEEDS)) < ROUNDING
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "heads"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.builders import Array, post_norm_model, pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, WORDS, Builder
 from tests.soundness.float64 import evaluate, relative_error
 
+DIGITS = Path("models/digits_vit/digits_vit.onnx")
 VISIBLE, ROUNDING = 1e-3, 1e-13
 
 
@@ -97,6 +99,15 @@ def test_the_report_says_what_the_choice_is_by() -> None:
     bound = split(model, check=None).report["split_gammas"]
     assert bound["by"] == "the bound |n| <= sqrt(d)"
     assert bound["norms"][0]["error_before"] is None
+
+
+def test_data_that_make_norms_infinite_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "inf.npz", images=np.full((2, 1, 8, 8), np.inf, np.float32))
+    result = split(DIGITS, split_gamma=0.5, data=tmp_path / "inf.npz", check=0)
+    reasons = result.report["split_gammas"]["refusals"]
+    assert {row["code"] for row in reasons} == {"non_finite_weight"}
+    assert reasons[0]["sentence"].endswith("gives inf or NaN on these inputs")
+    assert not result.changed
 
 
 def test_an_exponent_is_that_of_every_norm() -> None:
