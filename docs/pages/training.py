@@ -98,10 +98,11 @@ def _centring() -> str:
                 (
                     f"{depth}{', residual' if residual == 'True' else ''}",
                     variant,
-                    _each(by_part["norm"], "accuracy", ".2f"),
+                    str(len(by_part["norm"])),
+                    _spread((row["accuracy"] for row in by_part["norm"]), 2),
                     *(
-                        _each(by_part.get(part, []), column, form)
-                        for column, form in (("share", ".2f"), ("length", ".1f"))
+                        _spread((row[column] for row in by_part[part]), digits)
+                        for column, digits in (("share", 2), ("length", 1))
                         for part in _PARTS
                     ),
                 )
@@ -109,23 +110,22 @@ def _centring() -> str:
     heads = (
         "layers",
         "norm",
+        "seeds",
         "accuracy",
         *(f"{what} of what the {part} reads" for what in ("share", "length") for part in _PARTS),
     )
     return table(heads, lines)
 
 
-def _each(rows: Sequence[Row], column: str, form: str) -> str:
-    return ", ".join(format(float(row[column]), form) for row in rows)
-
-
 def _forms() -> str:
     lines = []
-    for (variant,), rows in _groups(read_rows("training_forms.csv"), "variant").items():
+    groups = _groups(read_rows("training_forms.csv"), "width", "variant")
+    for (width, variant), rows in sorted(groups.items(), key=lambda item: int(item[0][0])):
         end = _last(rows, "step")
         ratios = [float(row["ratio"]) for row in rows]
         lines.append(
             (
+                width,
                 variant,
                 str(len(end)),
                 _spread((row["held_out_loss"] for row in end), 4),
@@ -133,5 +133,12 @@ def _forms() -> str:
                 f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             )
         )
-    heads = ("norms", "seeds", "held-out loss", "sentences right", "times as fast as LayerNorm")
+    heads = (
+        "width",
+        "norms",
+        "seeds",
+        "held-out loss",
+        "sentences right",
+        "times as fast as LayerNorm",
+    )
     return table(heads, lines)

@@ -77,13 +77,15 @@ def test_the_table_of_centering() -> None:
     rows = columns("training_centring.csv")
     epoch, at, depth = (rows[name].astype(int) for name in ("epoch", "at", "depth"))
     end = (epoch == epoch.max()) & (at == depth - 1)
-    for layers, variant, accuracy, *cells in printed("centering"):
+    for layers, variant, seeds, accuracy, *cells in printed("centering"):
         own = end & (rows["variant"] == variant) & (depth == int(layers.partition(",")[0]))
         own &= rows["residual"] == str("residual" in layers)
         parts = [own & (rows["what"] == what) for what in ("linear", "norm", "activation")]
-        wanted = [", ".join(f"{float(x):.2f}" for x in rows["accuracy"][parts[1]])]
-        wanted += [", ".join(f"{float(x):.2f}" for x in rows["share"][part]) for part in parts]
-        wanted += [", ".join(f"{float(x):.1f}" for x in rows["length"][part]) for part in parts]
+        for part in parts:
+            assert len(set(rows["seed"][part])) == part.sum() == int(seeds)
+        wanted = [spread(rows["accuracy"][parts[1]], 2)]
+        wanted += [spread(rows["share"][part], 2) for part in parts]
+        wanted += [spread(rows["length"][part], 1) for part in parts]
         assert [accuracy, *cells] == wanted, (layers, variant)
 
 
@@ -91,12 +93,12 @@ def test_the_table_of_forms() -> None:
     rows = columns("training_forms.csv")
     step = rows["step"].astype(int)
     lines = printed("forms")
-    assert {line[0] for line in lines} == set(rows["variant"])
-    for variant, seeds, loss, score, times in lines:
-        own = rows["variant"] == variant
+    assert len(lines) == len({*zip(rows["width"], rows["variant"], strict=True)})
+    for width, variant, seeds, loss, score, times in lines:
+        own = (rows["width"] == width) & (rows["variant"] == variant)
         end = own & (step == step.max())
         ratios = rows["ratio"][own].astype(float)
-        assert end.sum() == int(seeds)
+        assert len(set(rows["seed"][end])) == end.sum() == int(seeds)
         assert spread(rows["held_out_loss"][end], 4) == loss
         assert spread(rows["score"][end], 3) == score
         assert times == f"{ratios.mean():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
