@@ -34,8 +34,22 @@ def printed(name: str) -> list[list[str]]:
 
 def spread(numbers: np.ndarray[Any, Any], digits: int) -> str:
     values = numbers.astype(float)
-    middle = f"{values.mean():.{digits}f}"
+    middle = f"{values.mean():z.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ± {values.std(ddof=1):.{digits}f}"
+
+
+def beside(
+    rows: dict[str, np.ndarray[Any, Any]],
+    own: np.ndarray[Any, Any],
+    other: np.ndarray[Any, Any],
+    column: str,
+    digits: int,
+) -> str:
+    """Return the spread of the differences between two models of each seed."""
+    pairs = rows["seed"][own][:, None] == rows["seed"][other]
+    assert (pairs.sum(1) == 1).all()
+    values = rows[column].astype(float)
+    return spread(values[own] - values[other][pairs.argmax(1)], digits)
 
 
 @pytest.mark.parametrize("name", [*(f"training_{each}.csv" for each in KEPT), "break_even.csv"])
@@ -53,10 +67,12 @@ def test_the_table_of_trainings_where_it_is_not_equivalent() -> None:
     step = rows["step"].astype(int)
     lines = printed("inexact")
     assert len(lines) == len({*zip(rows["task"], rows["variant"], strict=True)})
-    for task, variant, _, seeds, loss, score in lines:
+    for task, variant, _, seeds, loss, less, score in lines:
         end = (rows["task"] == task) & (step == step[rows["task"] == task].max())
         own = end & (rows["variant"] == variant)
         assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
+        norm = end & (rows["variant"] == "layer_norm")
+        assert beside(rows, own, norm, "held_out_loss", 4) == less
         assert spread(rows["held_out_loss"][own], 3) == loss
         assert spread(rows["score"][own], 3) == score
 
@@ -65,12 +81,14 @@ def test_the_table_of_fine_tuning() -> None:
     rows = columns("training_language.csv")
     lines = printed("fine-tuning")
     assert 2 * len(lines) == len({*zip(rows["setting"], rows["dropout"], strict=True)})
-    for _, dropout, setting, seeds, *values in lines:
+    for _, dropout, setting, seeds, *values, less in lines:
+        alike = rows["dropout"] == dropout
         for stage, value in zip(("before", "after"), values, strict=True):
-            own = rows["setting"] == f"{setting}, {stage} fine-tuning"
-            own &= rows["dropout"] == dropout
+            own = alike & (rows["setting"] == f"{setting}, {stage} fine-tuning")
             assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
             assert spread(rows["perplexity"][own], 2) == value
+        norm = alike & (rows["setting"] == "layer_norm, after fine-tuning")
+        assert beside(rows, own, norm, "perplexity", 3) == less
 
 
 def test_the_table_of_centering() -> None:
