@@ -2,8 +2,9 @@
 
     python -m benchmarks.training.forms [--scale small|full] [--seeds 5] [--out ...csv]
 
-Sections 3.4.2 and 4.1 of "Pre-RMSNorm and Pre-CRMSNorm Transformers ...".  From the same weights,
-on the same sentences of the language of benchmarks.training.inexact, without dropout:
+Sections 3.4.2 and 4.1 of "Pre-RMSNorm and Pre-CRMSNorm Transformers ...".  Of two widths,
+from the same weights, on the same sentences of the language of benchmarks.training.inexact,
+without dropout:
 
 * ``layer_norm``; ``centred weights``: folded, with RMSNorm; ``crms_norm``: folded and compressed,
   with a stream of d - 1 channels; these three are one function, so their curves must be one;
@@ -22,6 +23,7 @@ import copy
 import time
 import warnings
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,7 @@ from onnxfold.torch import compress, fold
 
 CRMS, NONE = "crms_norm", "none"
 STEPS, POINTS = {"tiny": 2, "small": 300, "full": 20000}, 10
+WIDTHS = {"tiny": (8,), "small": (32, 256), "full": (512,)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,33 +132,36 @@ def trained(task: Task, seed: int, scale: str) -> list[FormRow]:
 
 
 def _figure(path: Path) -> None:
-    rows = read(path)
-    lines = {}
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        chosen = [row for row in rows if row["variant"] == variant]
-        steps = sorted({int(row["step"]) for row in chosen})
-        means = [
-            float(np.mean([float(r["held_out_loss"]) for r in chosen if r["step"] == str(step)]))
-            for step in steps
-        ]
-        lines[variant] = (steps, means)
-    draw(path.with_suffix(".svg"), "step", [("translation: held-out loss", lines)])
+    rows, panels = read(path), []
+    for width in dict.fromkeys(row["width"] for row in rows):
+        lines = {}
+        for variant in dict.fromkeys(row["variant"] for row in rows):
+            chosen = [row for row in rows if (row["width"], row["variant"]) == (width, variant)]
+            steps = sorted({int(row["step"]) for row in chosen})
+            means = [
+                np.mean([float(r["held_out_loss"]) for r in chosen if r["step"] == str(step)])
+                for step in steps
+            ]
+            lines[variant] = (steps, [float(middle) for middle in means])
+        panels.append((f"translation, {width} wide: held-out loss", lines))
+    draw(path.with_suffix(".svg"), "step", panels)
 
 
 def main(words: list[str] | None = None) -> int:
     given = options("forms", __doc__, 5).parse_args(words)
     torch.set_num_threads(1)
-    task = translation(given.scale)
-    task = replace(task, shape=replace(task.shape, dropout=0.0))
-    for seed in range(given.seeds):
-        if has(given.out, seed=seed):
+    plain = translation(given.scale)
+    for seed, width in product(range(given.seeds), WIDTHS[given.scale]):
+        if has(given.out, width=width, seed=seed):
             continue
+        task = replace(plain, shape=replace(plain.shape, dropout=0.0, width=width))
         rows = trained(task, seed, given.scale)
-        put(given.out, rows, ("seed",))
+        put(given.out, rows, ("width", "seed"))
         for row in rows[-5:]:
             print(
-                f"seed {seed} {row.variant}: loss {row.held_out_loss}, score {row.score}, "
-                f"{row.milliseconds} ms, {row.ratio} ({row.ratio_p10} to {row.ratio_p90})",
+                f"{width} wide, seed {seed} {row.variant}: loss {row.held_out_loss}, score "
+                f"{row.score}, {row.milliseconds} ms, {row.ratio} "
+                f"({row.ratio_p10} to {row.ratio_p90})",
                 flush=True,
             )
     _figure(given.out)

@@ -44,8 +44,8 @@ WIDTHS, LAYERS = {"tiny": 8, "small": 32, "full": 512}, {"tiny": 1, "small": 2, 
 STEPS = {
     "digits": {"tiny": 2, "small": 300, "full": 5000},
     "translation": {"tiny": 2, "small": 500, "full": 20000},
-    "characters": {"tiny": 2, "small": 300, "full": 50000},
-    "categories": {"tiny": 2, "small": 400, "full": 20000},
+    "characters": {"tiny": 2, "small": 3000, "full": 50000},
+    "categories": {"tiny": 2, "small": 1200, "full": 20000},
     "digits, post-LN": {"tiny": 2, "small": 300, "full": 5000},
 }
 RATE, DROPOUT, POINTS, HELD_OUT, TOKENS, IGNORED = 2e-3, 0.1, 10, 360, 64, -100

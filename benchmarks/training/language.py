@@ -50,10 +50,10 @@ from onnxfold.torch import AnglesCallback, bake, fold
 TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
 TUNED = "science_fiction"
 KEEP, BAKED, DROPOUT = "keep", "baked", 0.1
-STEPS = {"tiny": 2, "small": 400, "full": 20000}
-TUNING = {"tiny": 2, "small": 100, "full": 2000}
+STEPS = {"tiny": 2, "small": 3000, "full": 20000}
+TUNING = {"tiny": 2, "small": 400, "full": 2000}
 ANGLE_STEPS = {"tiny": 2, "small": 400, "full": 20000}
-SHAPES = {"tiny": (16, 1), "small": (32, 2), "full": (768, 12)}
+SHAPES = {"tiny": (16, 1), "small": (48, 2), "full": (768, 12)}
 # Width and layers of the four sizes.
 SIZES = {
     "tiny": ((8, 1),),

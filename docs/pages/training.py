@@ -29,7 +29,7 @@ def with_training(page: str) -> str:
 def _spread(cells: Iterable[str], digits: int) -> str:
     """Return the mean, and the deviation where there is more than one."""
     numbers = [float(cell) for cell in cells]
-    middle = f"{mean(numbers):.{digits}f}"
+    middle = f"{mean(numbers):z.{digits}f}"
     return f"{middle} ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else middle
 
 
@@ -45,12 +45,17 @@ def _last(rows: Sequence[Row], key: str) -> list[Row]:
     return [row for row in rows if int(row[key]) == end]
 
 
+def _beside(rows: Sequence[Row], others: Sequence[Row], column: str, digits: int) -> str:
+    """Return the mean difference between rows of the same seed, and its deviation."""
+    other = {row["seed"]: float(row[column]) for row in others}
+    return _spread((str(float(row[column]) - other[row["seed"]]) for row in rows), digits)
+
+
 def _inexact() -> str:
     lines = []
-    for (task, variant), rows in _groups(
-        read_rows("training_inexact.csv"), "task", "variant"
-    ).items():
-        end = _last(rows, "step")
+    groups = _groups(read_rows("training_inexact.csv"), "task", "variant")
+    for (task, variant), rows in groups.items():
+        end, own = _last(rows, "step"), _last(groups[task, "layer_norm"], "step")
         lines.append(
             (
                 task,
@@ -58,16 +63,25 @@ def _inexact() -> str:
                 f"{end[0]['folded_norms']} and {end[0]['forced_norms']} of {end[0]['norms']}",
                 str(len(end)),
                 _spread((row["held_out_loss"] for row in end), 3),
+                _beside(end, own, "held_out_loss", 4),
                 _spread((row["score"] for row in end), 3),
             )
         )
-    heads = ("task", "variant", "folded and forced", "seeds", "held-out loss", "score")
+    heads = (
+        "task",
+        "variant",
+        "folded and forced",
+        "seeds",
+        "held-out loss",
+        "less LayerNorm's, by seed",
+        "score",
+    )
     return table(heads, lines)
 
 
 def _fine_tuning() -> str:
     lines = []
-    for (dropout, setting), rows in _groups(
+    groups = _groups(
         [
             {**row, "name": name, "stage": stage.split()[0]}
             for row in read_rows("training_language.csv")
@@ -75,13 +89,23 @@ def _fine_tuning() -> str:
         ],
         "dropout",
         "name",
-    ).items():
-        stages = _groups(rows, "stage")
+    )
+    for (dropout, setting), rows in groups.items():
+        stages, own = _groups(rows, "stage"), _groups(groups[dropout, "layer_norm"], "stage")
         size = f"{rows[0]['width']} x {rows[0]['layers']}"
         values = [_spread((r["perplexity"] for r in stages[at,]), 2) for at in ("before", "after")]
         seeds = str(len(stages["after",]))
-        lines.append((size, dropout, setting, seeds, *values))
-    heads = ("width, layers", "dropout", "setting", "seeds", "before", "after")
+        less = _beside(stages["after",], own["after",], "perplexity", 3)
+        lines.append((size, dropout, setting, seeds, *values, less))
+    heads = (
+        "width, layers",
+        "dropout",
+        "setting",
+        "seeds",
+        "before",
+        "after",
+        "after, less LayerNorm's, by seed",
+    )
     return table(heads, lines)
 
 
@@ -98,10 +122,11 @@ def _centring() -> str:
                 (
                     f"{depth}{', residual' if residual == 'True' else ''}",
                     variant,
-                    _each(by_part["norm"], "accuracy", ".2f"),
+                    str(len(by_part["norm"])),
+                    _spread((row["accuracy"] for row in by_part["norm"]), 2),
                     *(
-                        _each(by_part.get(part, []), column, form)
-                        for column, form in (("share", ".2f"), ("length", ".1f"))
+                        _spread((row[column] for row in by_part[part]), digits)
+                        for column, digits in (("share", 2), ("length", 1))
                         for part in _PARTS
                     ),
                 )
@@ -109,23 +134,22 @@ def _centring() -> str:
     heads = (
         "layers",
         "norm",
+        "seeds",
         "accuracy",
         *(f"{what} of what the {part} reads" for what in ("share", "length") for part in _PARTS),
     )
     return table(heads, lines)
 
 
-def _each(rows: Sequence[Row], column: str, form: str) -> str:
-    return ", ".join(format(float(row[column]), form) for row in rows)
-
-
 def _forms() -> str:
     lines = []
-    for (variant,), rows in _groups(read_rows("training_forms.csv"), "variant").items():
+    groups = _groups(read_rows("training_forms.csv"), "width", "variant")
+    for (width, variant), rows in sorted(groups.items(), key=lambda item: int(item[0][0])):
         end = _last(rows, "step")
         ratios = [float(row["ratio"]) for row in rows]
         lines.append(
             (
+                width,
                 variant,
                 str(len(end)),
                 _spread((row["held_out_loss"] for row in end), 4),
@@ -133,5 +157,12 @@ def _forms() -> str:
                 f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
             )
         )
-    heads = ("norms", "seeds", "held-out loss", "sentences right", "times as fast as LayerNorm")
+    heads = (
+        "width",
+        "norms",
+        "seeds",
+        "held-out loss",
+        "sentences right",
+        "times as fast as LayerNorm",
+    )
     return table(heads, lines)

@@ -34,8 +34,22 @@ def printed(name: str) -> list[list[str]]:
 
 def spread(numbers: np.ndarray[Any, Any], digits: int) -> str:
     values = numbers.astype(float)
-    middle = f"{values.mean():.{digits}f}"
+    middle = f"{values.mean():z.{digits}f}"
     return middle if len(values) == 1 else f"{middle} ± {values.std(ddof=1):.{digits}f}"
+
+
+def beside(
+    rows: dict[str, np.ndarray[Any, Any]],
+    own: np.ndarray[Any, Any],
+    other: np.ndarray[Any, Any],
+    column: str,
+    digits: int,
+) -> str:
+    """Return the spread of the differences between two models of each seed."""
+    pairs = rows["seed"][own][:, None] == rows["seed"][other]
+    assert (pairs.sum(1) == 1).all()
+    values = rows[column].astype(float)
+    return spread(values[own] - values[other][pairs.argmax(1)], digits)
 
 
 @pytest.mark.parametrize("name", [*(f"training_{each}.csv" for each in KEPT), "break_even.csv"])
@@ -53,10 +67,12 @@ def test_the_table_of_trainings_where_it_is_not_equivalent() -> None:
     step = rows["step"].astype(int)
     lines = printed("inexact")
     assert len(lines) == len({*zip(rows["task"], rows["variant"], strict=True)})
-    for task, variant, _, seeds, loss, score in lines:
+    for task, variant, _, seeds, loss, less, score in lines:
         end = (rows["task"] == task) & (step == step[rows["task"] == task].max())
         own = end & (rows["variant"] == variant)
         assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
+        norm = end & (rows["variant"] == "layer_norm")
+        assert beside(rows, own, norm, "held_out_loss", 4) == less
         assert spread(rows["held_out_loss"][own], 3) == loss
         assert spread(rows["score"][own], 3) == score
 
@@ -65,25 +81,29 @@ def test_the_table_of_fine_tuning() -> None:
     rows = columns("training_language.csv")
     lines = printed("fine-tuning")
     assert 2 * len(lines) == len({*zip(rows["setting"], rows["dropout"], strict=True)})
-    for _, dropout, setting, seeds, *values in lines:
+    for _, dropout, setting, seeds, *values, less in lines:
+        alike = rows["dropout"] == dropout
         for stage, value in zip(("before", "after"), values, strict=True):
-            own = rows["setting"] == f"{setting}, {stage} fine-tuning"
-            own &= rows["dropout"] == dropout
+            own = alike & (rows["setting"] == f"{setting}, {stage} fine-tuning")
             assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
             assert spread(rows["perplexity"][own], 2) == value
+        norm = alike & (rows["setting"] == "layer_norm, after fine-tuning")
+        assert beside(rows, own, norm, "perplexity", 3) == less
 
 
 def test_the_table_of_centering() -> None:
     rows = columns("training_centring.csv")
     epoch, at, depth = (rows[name].astype(int) for name in ("epoch", "at", "depth"))
     end = (epoch == epoch.max()) & (at == depth - 1)
-    for layers, variant, accuracy, *cells in printed("centering"):
+    for layers, variant, seeds, accuracy, *cells in printed("centering"):
         own = end & (rows["variant"] == variant) & (depth == int(layers.partition(",")[0]))
         own &= rows["residual"] == str("residual" in layers)
         parts = [own & (rows["what"] == what) for what in ("linear", "norm", "activation")]
-        wanted = [", ".join(f"{float(x):.2f}" for x in rows["accuracy"][parts[1]])]
-        wanted += [", ".join(f"{float(x):.2f}" for x in rows["share"][part]) for part in parts]
-        wanted += [", ".join(f"{float(x):.1f}" for x in rows["length"][part]) for part in parts]
+        for part in parts:
+            assert len(set(rows["seed"][part])) == part.sum() == int(seeds)
+        wanted = [spread(rows["accuracy"][parts[1]], 2)]
+        wanted += [spread(rows["share"][part], 2) for part in parts]
+        wanted += [spread(rows["length"][part], 1) for part in parts]
         assert [accuracy, *cells] == wanted, (layers, variant)
 
 
@@ -91,12 +111,12 @@ def test_the_table_of_forms() -> None:
     rows = columns("training_forms.csv")
     step = rows["step"].astype(int)
     lines = printed("forms")
-    assert {line[0] for line in lines} == set(rows["variant"])
-    for variant, seeds, loss, score, times in lines:
-        own = rows["variant"] == variant
+    assert len(lines) == len({*zip(rows["width"], rows["variant"], strict=True)})
+    for width, variant, seeds, loss, score, times in lines:
+        own = (rows["width"] == width) & (rows["variant"] == variant)
         end = own & (step == step.max())
         ratios = rows["ratio"][own].astype(float)
-        assert end.sum() == int(seeds)
+        assert len(set(rows["seed"][end])) == end.sum() == int(seeds)
         assert spread(rows["held_out_loss"][end], 4) == loss
         assert spread(rows["score"][end], 3) == score
         assert times == f"{ratios.mean():.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
