@@ -6,37 +6,41 @@ weight is not edited. The same applies to float32 cast to double. What a norm wi
 does not count if its result has the type of its input again, as if it were one operator.
 """
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.float_types import digits
+from onnxfold.graph.model_facts import Fact
 from onnxfold.graph.traversal import reached
-from onnxfold.norms import find_norms
+from onnxfold.norms import NORMS
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 
-_FOUND: WeakKeyDictionary[ModelInfo, dict[ir.Value, Refusal | None]] = WeakKeyDictionary()
+_FOUND: Fact[dict[ir.Value, Refusal | None]] = Fact("weights in fewer bits")
+_INSIDE: Fact[frozenset[ir.Value]] = Fact("values that only norms read")
 
 
 def refuse_narrow(view: ModelInfo, value: ir.Value) -> Refusal | None:
     """Refuse to edit a weight whose numbers are computed with in a wider type."""
-    known = _FOUND.setdefault(view, {})
+    known = _FOUND.of(view)
     if value not in known:
         known[value] = _find(view, value)
     return known[value]
+
+
+@_FOUND.found_by
+def _none_yet(_view: ModelInfo) -> dict[ir.Value, Refusal | None]:
+    return {}
 
 
 def _find(view: ModelInfo, value: ir.Value) -> Refusal | None:
     tensor = view.tensor(value)
     if tensor is None or tensor.dtype not in FLOATS:
         return None
-
-    inside = _inside_norms(view)
+    inside = _INSIDE.of(view)
 
     def onward(operand: ir.Value) -> list[ir.Value]:
         nodes = [use.node for use in operand.uses() if _rounds_nothing(view, use.node, operand)]
@@ -47,16 +51,17 @@ def _find(view: ModelInfo, value: ir.Value) -> Refusal | None:
     return None if wide is None else _refusal(value, tensor, wide)
 
 
-def _inside_norms(view: ModelInfo) -> set[ir.Value]:
+@_INSIDE.found_by
+def _inside_norms(view: ModelInfo) -> frozenset[ir.Value]:
     """Return the values that only norms read whose results have the type of their inputs."""
-    return {
+    return frozenset(
         output
-        for site in find_norms(view)
+        for site in NORMS.of(view)
         if digits(site.output.dtype) == digits(site.input.dtype)
         for node in site.nodes
         for output in node.outputs
         if output is not site.output and output not in site.escaping
-    }
+    )
 
 
 def _rounds_nothing(view: ModelInfo, node: ir.Node, operand: ir.Value) -> bool:

@@ -4,11 +4,10 @@ ONNX Runtime fuses it into FusedMatMul, and its Attention fusion, OpenVINO's and
 MatMul, Mul or Div, (Add,) Softmax.
 """
 
-from weakref import WeakKeyDictionary
-
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.model_facts import Fact
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import reached
 from onnxfold.passes.scales.constant_operands import is_weight
@@ -21,21 +20,15 @@ _BETWEEN = frozenset(
 )
 
 
-_FOUND: WeakKeyDictionary[ModelInfo, frozenset[ir.Node]] = WeakKeyDictionary()
+_BEFORE_SOFTMAX: Fact[frozenset[ir.Node]] = Fact("nodes before Softmax")
 
 
 def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
-    """Whether a Mul or Div is on a path to Softmax, in or before a product of two activations.
-
-    All paths are found once for each version of a model: a view answers for one version only.
-    """
-    if node.op_type not in ("Mul", "Div"):
-        return False
-    if view not in _FOUND:
-        _FOUND[view] = _before_softmax(view)
-    return node in _FOUND[view]
+    """Whether a Mul or Div is on a path to Softmax, in or before a product of two activations."""
+    return node.op_type in ("Mul", "Div") and node in _BEFORE_SOFTMAX.of(view)
 
 
+@_BEFORE_SOFTMAX.found_by
 def _before_softmax(view: ModelInfo) -> frozenset[ir.Node]:
     """Return every node with a path to a Softmax through the allowed operators."""
 

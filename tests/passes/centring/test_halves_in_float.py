@@ -41,7 +41,10 @@ def test_it_folds_and_is_proved(target: str) -> None:
     ("end", "outputs"),
     [
         (_IN_FLOAT, "float[B,4,6] y"),
-        (f"{_ROUNDED}k = Cast<to=1>(h) o = Softmax<axis=-1>(k)", "float16[B,4,6] y, float[B,4,8] o"),
+        (
+            f"{_ROUNDED}k = Cast<to=1>(h) o = Softmax<axis=-1>(k)",
+            "float16[B,4,6] y, float[B,4,8] o",
+        ),
     ],
 )
 def test_forced_it_is_refused_where_anything_needs_the_digits_of_float(
