@@ -66,12 +66,17 @@ def walk_back(
 ) -> ZeroMeanGraph:
     """Walk back from ``demands``, which subtract a mean; unknown operators end the walk.
 
-    ``overflowing`` are references of weights that cannot be
-    centered, for any reader.
+    ``overflowing`` are references of weights that cannot be centered, for any reader. The same walk
+    is made once.
     """
-    walk = _Walk(transfers, assumptions, overflowing)
-    walk.run([Point(site.input, site.fiber) for site in demands])
-    return ZeroMeanGraph(_with_zero_means(walk.points()))
+    start = tuple(Point(site.input, site.fiber) for site in demands)
+    key = start, assumptions, frozenset(overflowing)
+    if key not in transfers.walks:
+        walk = _Walk(transfers, assumptions, overflowing)
+        walk.run(start)
+        transfers.walks[key] = ZeroMeanGraph(_with_zero_means(walk.points()))
+    found: ZeroMeanGraph = transfers.walks[key]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
+from onnxfold.graph.model_facts import Fact
+from onnxfold.norms import NORMS
 from onnxfold.norms.site import AffinePart, NormForm, NormSite
 from onnxfold.norms.subtracted_mean import mean_subtracted_by
 from onnxfold.operators import facets
@@ -94,6 +97,7 @@ class ModelTransfers:
     def __init__(self, view: ModelInfo, sites: Iterable[NormSite], *, of_parts: bool = False):
         self.view, self._of_parts, self._found_parts = view, of_parts, False
         self._sites = tuple(sites)
+        self.walks: dict[object, Any] = {}  # onnxfold.streams.dataflow
         self._origins: dict[Point, Backward] = {}
         self._responses: dict[tuple[Point, Reader], ShiftResponse] = {}
         self._owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
@@ -340,3 +344,17 @@ def _operands(point: Point, origin: Backward) -> set[Point]:
         return set()
     operands = ((node.inputs[index], inner) for index, inner in origin.inputs)
     return {Point(value, inner) for value, inner in operands if value is not None}
+
+
+TRANSFERS: Fact[ModelTransfers] = Fact("transfer functions")
+TRANSFERS_OF_PARTS: Fact[ModelTransfers] = Fact("transfer functions of parts")
+
+
+@TRANSFERS.found_by
+def _transfers(info: ModelInfo) -> ModelTransfers:
+    return ModelTransfers(info, NORMS.of(info))
+
+
+@TRANSFERS_OF_PARTS.found_by
+def _transfers_of_parts(info: ModelInfo) -> ModelTransfers:
+    return ModelTransfers(info, NORMS.of(info), of_parts=True)

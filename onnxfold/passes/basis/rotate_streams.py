@@ -15,7 +15,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.plan import RotatedStream, RotatedWeight, RotationPlan
 from onnxfold.passes.basis.rotation_walk import RotationWalk
 from onnxfold.refusal import Refusal
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.weights.edited import RotatedTensor
 from onnxfold.weights.rotations import RotationKind, has_hadamard
 
@@ -80,7 +80,7 @@ def _decided(
 ) -> RotationPlan:
     if settings.rotate == "off":
         return RotationPlan()
-    transfers = ModelTransfers(info, sites)
+    transfers = TRANSFERS.of(info)
     kind, found = RotationKind(settings.rotate), list[RotatedStream]()
     walks: list[RotationWalk] = []
     refusals: dict[str, Refusal] = {}

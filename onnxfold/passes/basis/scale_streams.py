@@ -32,7 +32,7 @@ from onnxfold.passes.basis.plan import (
 from onnxfold.passes.basis.scale_walk import ScaledConstant, ScaleWalk
 from onnxfold.passes.places import Place, ReaderRef, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.streams.model_transfers import TRANSFERS
 from onnxfold.weights.edited import float64_chunks
 
 _OUTSIDE = (EpsilonMode.OUTSIDE, EpsilonMode.MAX_OUTSIDE)
@@ -98,7 +98,7 @@ def _streams(
 ) -> tuple[list[ScaleWalk], list[tuple[str, Refusal]]]:
     """Return the streams of a model that have values of their own, one for each, and refusals."""
     sites = NORMS.of(info)
-    transfers = ModelTransfers(info, sites)
+    transfers = TRANSFERS.of(info)
     walks: list[ScaleWalk] = []
     refusals: list[tuple[str, Refusal]] = []
     known: set[ir.Value] = set()

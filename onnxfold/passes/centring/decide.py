@@ -9,7 +9,7 @@ from onnxfold.passes.centring.paper import PaperCounts, paper_counts
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.streams.model_transfers import TRANSFERS_OF_PARTS
 from onnxfold.targets.norm_forms import NORM_FORMS
 
 
@@ -47,7 +47,7 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     """Return the cheapest plan, and why the norms that it leaves do not fold."""
     sites = NORMS.of(info)
     forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
-    transfers = ModelTransfers(info, sites, of_parts=True)
+    transfers = TRANSFERS_OF_PARTS.of(info)
     found = worthwhile(transfers, sites, settings)
     in_place = (site for site in sites if forms.calls_in_place(site))
     return CentringDecision(
@@ -68,6 +68,6 @@ def folds_without_betas(
     The betas of some stay.
     """
     sites = NORMS.of(info)
-    transfers = ModelTransfers(info, sites, of_parts=True)
+    transfers = TRANSFERS_OF_PARTS.of(info)
     plan = worthwhile(transfers, sites, settings, moved=True, with_beta=with_beta).plan
     return frozenset(fold.output for fold in plan.folds)

@@ -22,7 +22,7 @@ from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_
 from onnxfold.passes.stream_forms.stream import stream_of
 from onnxfold.passes.stream_forms.stream_sizes import follows
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.streams.stream_walk import Stream
 from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 from onnxfold.weights.edited import unrounded
@@ -43,7 +43,7 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
             asked.append(site)
         else:
             refusals[info.ref(site.output)] = why
-    transfers = ModelTransfers(info, sites)
+    transfers = TRANSFERS.of(info)
     norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
     norms |= {node: site for site in asked for node in site.nodes}
     streams: list[Stream] = []

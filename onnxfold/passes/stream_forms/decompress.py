@@ -22,7 +22,7 @@ from onnxfold.passes.stream_forms.shapes import change_shapes, declare, resize_w
 from onnxfold.passes.stream_forms.stream import ResizingWalk
 from onnxfold.passes.stream_forms.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.streams.stream_walk import Stream
 from onnxfold.weights.narrow import refuse_narrow
 
@@ -37,7 +37,7 @@ def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
         if start is not None and not settings.excludes(site.name):
             starts.append((site, start))
             joined |= {reader.node: site for reader in _completing(info, site, start)}
-    transfers = ModelTransfers(info, sites)
+    transfers = TRANSFERS.of(info)
     streams: list[Stream] = []
     refusals: dict[str, Refusal] = {}
     for site, start in starts:

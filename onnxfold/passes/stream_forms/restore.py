@@ -9,7 +9,7 @@ from onnxfold.passes.norms_plan import NormsPlan, named_sites
 from onnxfold.passes.stream_forms.zero_means import obstacle
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import walk_back
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
 
 
@@ -19,7 +19,7 @@ def decide(info: ModelInfo, settings: Settings) -> NormsPlan:
     forms = NORM_FORMS.of(info)(settings.target, WrittenForm.AUTO)
     early = {site: _refuse_early(site, forms, settings) for site in sites}
     asked = [site for site in sites if early[site] is None]
-    graph = walk_back(ModelTransfers(info, sites), asked)
+    graph = walk_back(TRANSFERS.of(info), asked)
     norms: list[str] = []
     refusals: list[tuple[str, Refusal]] = []
     known: dict[Point, bool] = {}

@@ -29,7 +29,7 @@ from onnxfold.norms import NORMS
 from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Shift
 
@@ -40,7 +40,7 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
         return ShiftingPlan()
     sites = NORMS.of(info)
     asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
-    graph = walk_back(ModelTransfers(info, sites), asked)
+    graph = walk_back(TRANSFERS.of(info), asked)
     seen = _seen(graph)
     fibers = Counter(point.value for point in graph.points)
     return ShiftingPlan(

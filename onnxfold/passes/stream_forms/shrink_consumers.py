@@ -21,7 +21,7 @@ from onnxfold.passes.stream_forms.decompress import lengthen_weight, sliced_from
 from onnxfold.passes.stream_forms.linear_readers import LinearReader, ReadersWalk
 from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.weights.edited import unrounded
 
 
@@ -87,7 +87,7 @@ def _plan(
     norms: dict[ir.Node, NormSite | None] = {node: None for site in sites for node in site.nodes}
     for start in wanted:
         norms.pop(start.producer(), None)  # type: ignore[arg-type]
-    transfers = ModelTransfers(info, sites)
+    transfers = TRANSFERS.of(info)
     walks: list[ReadersWalk] = []
     for start in wanted:
         point = _point(info, start)
