@@ -24,7 +24,8 @@ from onnxfold.passes.lower.finalize import finished, note, settle_functions
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
-from onnxfold.pipeline.folding import Decided, residual_calls
+from onnxfold.pipeline.decided import Decided
+from onnxfold.pipeline.folding import residual_calls
 from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
