@@ -14,10 +14,10 @@ place. Unproved parts of a pass are left out: the next one continues from the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -38,20 +38,17 @@ from onnxfold.passes.centring.decide import decide as decide_centring
 from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.deferral.undefer import apply as apply_reinstating
 from onnxfold.passes.deferral.undefer import decide as decide_reinstating
 from onnxfold.passes.dropping import apply as apply_dropping
 from onnxfold.passes.dropping import decide as decide_dropping
 from onnxfold.passes.dropping import prove as prove_dropping
-from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums, describe
+from onnxfold.passes.findings import Findings, Sums, describe
 from onnxfold.passes.lower.apply import apply as apply_lowering
 from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.node_notes import name_sources
-from onnxfold.passes.norms_plan import NormsPlan
-from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
@@ -61,7 +58,6 @@ from onnxfold.passes.stream_forms.compress import apply as apply_compression
 from onnxfold.passes.stream_forms.compress import decide as decide_compression
 from onnxfold.passes.stream_forms.decompress import apply as apply_decompression
 from onnxfold.passes.stream_forms.decompress import decide as decide_decompression
-from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan
 from onnxfold.passes.stream_forms.restore import apply as apply_restoring
 from onnxfold.passes.stream_forms.restore import decide as decide_restoring
 from onnxfold.passes.stream_forms.shift import apply as apply_shifting
@@ -71,10 +67,10 @@ from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_reade
 from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
 from onnxfold.pipeline import finalize, proofs
 from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
+from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.recognition import find_norms
-from onnxfold.refusal import Refusal
 from onnxfold.shapes.claims import name_sizes, size_names
 from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 
@@ -82,32 +78,22 @@ if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
 
-class _Move(Protocol):
-    @property
-    def output(self) -> str:
-        """The reference of the norm's or operator's result."""
-
-
-def _outputs(moves: Iterable[_Move]) -> tuple[str, ...]:
-    return tuple(move.output for move in moves)
-
-
 _SCALES: Pass[ScalesPlan] = Pass(
-    "scales", decide_scales, apply_scales, proofs.of_scales, lambda plan: _outputs(plan.fusions)
+    "scales", decide_scales, apply_scales, proofs.of_scales, lambda plan: outputs(plan.fusions)
 )
 _AFFINE: Pass[AffinePlan] = Pass(
     "affine",
     partial(decide_affine, folding=folds_without_betas),
     apply_affine,
     proofs.of_affine,
-    lambda plan: _outputs(plan.fusions),
+    lambda plan: outputs(plan.fusions),
 )
 _CENTRING: Pass[CentringDecision] = Pass(
     "centring",
     decide_centring,
     apply_centring,
     proofs.of_centring,
-    lambda d: _outputs(d.plan.folds + d.plan.centrings),
+    lambda d: outputs(d.plan.folds + d.plan.centrings),
 )
 _READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
@@ -116,7 +102,7 @@ PASSES: tuple[Pass[Any], ...] = (
     _SCALES,
     _AFFINE,
     Pass(
-        "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
+        "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: outputs(plan.fusions)
     ),
     _CENTRING,
     *BASIS_PASSES,
@@ -125,7 +111,7 @@ PASSES: tuple[Pass[Any], ...] = (
         decide_deferral,
         apply_deferral,
         proofs.of_deferral,
-        lambda plan: _outputs(plan.norms),
+        lambda plan: outputs(plan.norms),
     ),
 )
 # After all exact passes; never with a proof.
@@ -155,119 +141,6 @@ LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
 AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
 
 
-@dataclass(slots=True)
-class Decided:
-    """The current version of the passes, what each decided, and what was proved of them."""
-
-    info: ModelInfo
-    description: Description
-    decisions: dict[str, Any] = field(default_factory=dict)
-    shown: list[ProofOutcome] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    changed: bool = False
-    final: ModelInfo | None = None  # of a prepared copy of what is written
-    sums: Sums = field(default_factory=Sums)
-
-    @property
-    def plan(self) -> Plan:
-        """The changes to be made."""
-        affine, scales = (self.decisions.get(name) for name in ("affine", "scales"))
-        made = self._centring.plan
-        return Plan(
-            made.folds,
-            made.weights,
-            made.insertions,
-            made.refusals,
-            made.gain_ps,
-            made.cost_ps,
-            made.parts,
-            made.operators,
-            made.added_ps,
-            made.centrings,
-            (() if affine is None else affine.fusions) + self._tables.fusions,
-            () if scales is None else scales.fusions,
-            self._deferral.norms,
-        )
-
-    @property
-    def differs(self) -> bool:
-        """Whether a pass has decided on a change."""
-        return any(not decision.empty for decision in self.decisions.values())
-
-    @property
-    def findings(self) -> Findings:
-        """The content of the reports."""
-        affine = self.decisions.get("affine", AffinePlan())
-        scales = self.decisions.get("scales", ScalesPlan())
-        centring = self._centring
-        restoring = self.decisions.get("restoring", NormsPlan())
-        compression = self.decisions.get("compression", CompressionPlan())
-        decompression = self.decisions.get("decompression", CompressionPlan())
-        readers = self.decisions.get("readers", ReadersPlan())
-        described = DescribedNorms(self.info, self.description).of
-        in_tables = set(_outputs(self._tables.fusions))
-
-        def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
-            return {norm: why for ref, why in refused for norm in described(ref)}
-
-        def rows(norms: Iterable[str]) -> frozenset[str]:
-            return frozenset(norm for ref in norms for norm in described(ref))
-
-        return Findings(
-            self.description,
-            self._described_plan(described),
-            reasons(centring.refusals + restoring.refusals + compression.refusals)
-            | dict(decompression.refusals),
-            reasons((ref, why) for ref, why in affine.refusals if ref not in in_tables),
-            rows(centring.remaining | restoring.remaining | compression.remaining),
-            rows(centring.in_place),
-            rows(centring.left),
-            affine.ranges + scales.ranges,
-            rows(restoring.norms) if "restoring" in self.decisions else None,
-            rows(compression.norms) if "compression" in self.decisions else None,
-            frozenset(decompression.norms),
-            reasons(self._deferral.refusals),
-            self.decisions.get("reinstating", ReinstatingPlan()).found,
-            rows(readers.norms) if "readers" in self.decisions else None,
-            reasons(readers.refusals),
-            scales.refusals,
-            scaled_streams=self.decisions.get("scaled streams"),
-            paper=centring.paper,
-            rotated_streams=self.decisions.get("rotated streams"),
-            rotated_heads=self.decisions.get("rotated heads"),
-            split_gammas=self.decisions.get("split gammas"),
-        )
-
-    def _described_plan(self, described: Callable[[str], tuple[str, ...]]) -> Plan:
-        """Return the plan by the described norms, as they were originally."""
-        plan = self.plan
-        return replace(
-            plan,
-            folds=tuple(replace(f, output=ref) for f in plan.folds for ref in described(f.output)),
-            fusions=tuple(
-                replace(m, output=ref) for m in plan.fusions for ref in described(m.output)
-            ),
-            deferred=tuple(
-                replace(n, output=ref) for n in plan.deferred for ref in described(n.output)
-            ),
-        )
-
-    @property
-    def _tables(self) -> AffinePlan:
-        decision: AffinePlan = self.decisions.get("tables", AffinePlan())
-        return decision
-
-    @property
-    def _deferral(self) -> DeferralPlan:
-        decision: DeferralPlan = self.decisions.get("deferral", DeferralPlan())
-        return decision
-
-    @property
-    def _centring(self) -> CentringDecision:
-        decision: CentringDecision = self.decisions.get("centring", CentringDecision())
-        return decision
-
-
 @dataclass(frozen=True, slots=True)
 class Folded:
     """The model after the passes (the given one if nothing changed), and a proof if requested.
@@ -290,13 +163,13 @@ def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[st
     uses up the working copy. A pass is applied if a later one decides on its result.
     """
     state = _start(prepared)
-    chosen = [each for each in _passes(settings) if each.name not in without]
-    for each in chosen:
-        decision = each.decide(state.info, settings)
-        state.decisions[each.name] = decision
-        if not decision.empty and each is not chosen[-1]:
-            each.apply(Editor(state.info), decision, settings)
+    last: tuple[Pass[Any], Any] | None = None
+    for each in _passes(state, settings, without):
+        if last is not None and not last[1].empty:
+            last[0].apply(Editor(state.info), last[1], settings)
             state.info = ModelInfo(state.info.model)
+        last = each, each.decide(state.info, settings)
+        state.note(each.name, last[1], None)
     return state
 
 
@@ -311,9 +184,8 @@ def fold(
 ) -> Folded:
     """Apply every pass except those ``without``; consumes the working copy of the original."""
     state, names = _start(prepared), size_names(prepared.info)
-    for each in _passes(settings):
-        if each.name not in without:
-            _step(state, each, settings, timer, prove=prove)
+    for each in _passes(state, settings, without):
+        _step(state, each, settings, timer, prove=prove)
     findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
     if state.final is not None:
@@ -331,12 +203,36 @@ def unwanted(chosen: Options) -> frozenset[str]:
     return names | {"deferral"} if chosen.defer is Defer.OFF else names
 
 
-def _passes(settings: Settings) -> tuple[Pass[Any], ...]:
+def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Iterator[Pass[Any]]:
+    """Yield the passes of a run, then those that later ones gave more to do."""
     if settings.dropped:
-        return (_DROPPING,)
-    if settings.convert_to is None:
-        return PASSES
-    return _FEWER_CHANNELS if settings.change_readers else _CONVERSIONS[settings.convert_to]
+        chosen: tuple[Pass[Any], ...] = (_DROPPING,)
+    elif settings.convert_to is None:
+        chosen = PASSES
+    else:
+        few = settings.change_readers
+        chosen = _FEWER_CHANNELS if few else _CONVERSIONS[settings.convert_to]
+    yield from (each for each in chosen if each.name not in without)
+    if chosen is PASSES:
+        by_name = {each.name: each for each in chosen if each.name not in without}
+        yield from (by_name[name] for name in _again(state) if name in by_name)
+
+
+def _again(state: Decided) -> Iterator[str]:
+    """Yield the names of the passes that a second run would give something to do.
+
+    New biases take constants that are added to parts of a layer. A norm between whose parts a
+    deferral stands has a gamma of its own. Moves that were not proved together may be one by one.
+    """
+    affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
+    deferral: DeferralPlan = state.decisions.get("deferral", DeferralPlan())
+    given = {
+        _SCALES.name: any(place.behind for fusion in affine.fusions for place in fusion.places),
+        _AFFINE.name: not deferral.empty,
+        _CENTRING.name: False,
+    }
+    unproved = {left.name for left in state.left_out if left.moves}
+    yield from (name for name, due in given.items() if due or name in unproved)
 
 
 def _start(prepared: Prepared) -> Decided:
@@ -348,9 +244,7 @@ def _step(
 ) -> None:
     """Let a pass create the next version, as far as it is proved."""
     made = step(chosen, state.info, settings, timer, prove=prove)
-    state.decisions[chosen.name] = made.decision
-    if made.left_out is not None:
-        state.left_out.append(made.left_out)
+    state.note(chosen.name, made.decision, made.left_out)
     if made.shown is not None:
         state.shown.append(made.shown)
     if made.after is not None:

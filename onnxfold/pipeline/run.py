@@ -35,6 +35,7 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
+from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.notes import notes
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import check, count, write
@@ -170,7 +171,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
     return settings
 
 
-def _decided(source: Source, chosen: Options, attempt: _Attempt) -> folding.Decided:
+def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
     settings = _settings(source, chosen, attempt)
     prepared = prepared_for(attempt.known.model, settings)
     return folding.decide_all(prepared, settings, without=_without(chosen, attempt))

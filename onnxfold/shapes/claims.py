@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, constant_tensor
-from onnxfold.graph.dims import Dim, Shape, is_number
+from onnxfold.graph.dims import Dim, Shape, extent, is_number
 from onnxfold.graph.sequences import behind_unbind
 from onnxfold.graph.traversal import all_graphs, declared_shape
 from onnxfold.shapes import infer
@@ -129,10 +129,19 @@ def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
                 names.setdefault(made_up, name)
     for value, shape in told.items():
         inferred = found[value]
-        named = None if inferred is None else tuple(names.get(dim, dim) for dim in inferred)
+        named = None if inferred is None else tuple(_renamed(dim, names) for dim in inferred)
         known = named if shape is None else merged(shape, named)
         if known is not None and known != inferred:
             value.shape = ir.Shape(known)
+
+
+def _renamed(dim: Dim, names: Mapping[Dim, Dim]) -> Dim:
+    """Return a size with other names for it, or for its factors."""
+    whole = extent([dim]) if isinstance(dim, str) else None
+    if whole is None:
+        return names.get(dim, dim)
+    again = extent([whole.factor, *(names.get(symbol, symbol) for symbol in whole.symbols)])
+    return (None if again is None else again.dim) or dim
 
 
 def size_names(view: ModelInfo) -> dict[str, Shape]:

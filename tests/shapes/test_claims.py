@@ -258,3 +258,24 @@ def test_shapes_of_real_exports_are_not_refused() -> None:
     assert len(_EXPORTS) >= 149
     for path in _EXPORTS:
         check_claims(model_io.load(path))
+
+
+def test_a_declared_name_of_an_output_is_known_in_products_of_sizes() -> None:
+    """TorchScript's exporter names sizes of outputs alone: a Gemm's rows are products of them."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[B, 4] x, int64 k, int64[2] flat) => (float[rows, 2, 4] y) {
+            t = Range (zero, k, one)  g = Gather (x, t)  l = Neg (g)
+            e = Unsqueeze (l, axis)  w = Concat<axis = 1> (e, e)  y = Abs (w)
+            f = Reshape (y, wide)  h = Gemm (f, m)
+        }"""
+    )
+    arrays = {"zero": np.array(0), "one": np.array(1), "axis": np.array([1])}
+    arrays |= {"wide": np.array([-1, 4]), "m": np.ones((4, 4), np.float32)}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()
+    )
+    checked = check_claims(ir.from_proto(proto)).model
+    found = {value.name: value.shape for node in checked.graph for value in node.outputs}
+    assert list(found["y"] or ()) == ["rows", 2, 4]
+    assert list(found["h"] or ()) == ["rows*2", 4]

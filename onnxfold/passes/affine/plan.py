@@ -93,3 +93,8 @@ class AffinePlan:
         why = Refusal(RefusalCode.NOT_PROVED, reason)
         moved = ((fusion.output, why) for fusion in self.fusions)
         return AffinePlan(refusals=(*self.refusals, *moved))
+
+    def then(self, later: "AffinePlan") -> "AffinePlan":
+        """Return both plans as one, with the later refusals."""
+        fusions, ranges = self.fusions + later.fusions, self.ranges + later.ranges
+        return AffinePlan(fusions=fusions, ranges=ranges, refusals=later.refusals)

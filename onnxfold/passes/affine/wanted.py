@@ -65,15 +65,18 @@ class Wanted:
         unproved = self._settings.refuse_unproved(self._info.ref(site.output))
         if unproved is not None:
             return unproved
-        if is_wanted(self._settings) and may_wait(site) and self._goes(site):
+        if is_wanted(self._settings) and self._goes(site):
             return None  # no norm will be left to be fused with its gamma
         why = self._forms.keep_affine(site)
         folds = why is not None and self._forms.calls_rms(site) and self._will_fold(site)
         return None if self.always or folds else why
 
     def _goes(self, site: NormSite) -> bool:
-        kept = site.subtracts_mean and not self._settings.defer_means
-        return not kept or self._will_fold(site)
+        """Whether a norm can be deferred; x - mean(x) is no part of it once it has folded."""
+        if not site.subtracts_mean or self._settings.defer_means:
+            return may_wait(site)
+        read = tuple(value for value in site.escaping if value not in site.centred)
+        return may_wait(replace(site, escaping=read)) and self._will_fold(site)
 
     def stays(self, site: NormSite) -> bool:
         """Whether a norm multiplies by a scale whatever its gamma."""

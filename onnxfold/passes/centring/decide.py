@@ -42,6 +42,13 @@ class CentringDecision:
         plan = CentringPlan(refusals=(*self.plan.refusals, *kept))
         return replace(self, plan=plan, refusals=refusals, left=frozenset())
 
+    def then(self, later: "CentringDecision") -> "CentringDecision":
+        """Return both decisions as one: which norms stay is known by the later one."""
+        done = {fold.output for fold in self.plan.folds + self.plan.centrings}
+        refusals = tuple((norm, why) for norm, why in later.refusals if norm not in done)
+        plan = self.plan.then(later.plan)
+        return replace(self, plan=plan, refusals=refusals, left=later.left)
+
 
 def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     """Return the cheapest plan, and why the norms that it leaves do not fold."""

@@ -1,7 +1,7 @@
 """The centerings and folds, as frozen data, and why the rest is left."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations
 
 from onnxfold.graph import Fiber
@@ -111,3 +111,12 @@ class CentringPlan:
     def empty(self) -> bool:
         """Whether nothing is to be done."""
         return not (self.folds or self.centrings)
+
+    def then(self, later: "CentringPlan") -> "CentringPlan":
+        """Return both plans as one, with the later refusals."""
+        sums = {
+            each.name: getattr(self, each.name) + getattr(later, each.name)
+            for each in fields(self)
+            if each.name != "refusals"
+        }
+        return replace(later, **sums)

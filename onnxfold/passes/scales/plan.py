@@ -49,3 +49,8 @@ class ScalesPlan:
         """Return the plan to move nothing."""
         del reason  # the report has no rows for scales
         return ScalesPlan(refusals=self.refusals)
+
+    def then(self, later: "ScalesPlan") -> "ScalesPlan":
+        """Return both plans as one, with the later refusals."""
+        fusions, ranges = self.fusions + later.fusions, self.ranges + later.ranges
+        return ScalesPlan(fusions=fusions, ranges=ranges, refusals=later.refusals)
