@@ -17,7 +17,9 @@ from onnxfold.model_io.staging import StagingFolder
 GENERATOR = "onnxfold"  # the program, as reports and figures name it
 _SOFTWARE = b"tEXtSoftware\0" + GENERATOR.encode()
 _PNG_CHUNK = len(_SOFTWARE[4:]).to_bytes(4) + _SOFTWARE + zlib.crc32(_SOFTWARE).to_bytes(4)
-_SVG_CREATOR = ".//{http://purl.org/dc/elements/1.1/}creator//{http://purl.org/dc/elements/1.1/}title"
+_SVG_CREATOR = (
+    ".//{http://purl.org/dc/elements/1.1/}creator//{http://purl.org/dc/elements/1.1/}title"
+)
 
 
 def signed(document: Mapping[str, Any]) -> dict[str, Any]:
