@@ -111,7 +111,7 @@ def _read_project_file(context: typer.Context) -> None:
     where, context.default_map = found
     names = ", ".join(context.default_map.get(str(context.invoked_subcommand), ()))
     if names and {"-q", "--quiet"}.isdisjoint(sys.argv[1:]):
-        terminal.say(f"options from {where}: {names.replace('_', '-')}", err=True)
+        terminal.tell(f"options from {where}: {names.replace('_', '-')}", err=True)
 
 
 for _command in (
@@ -140,7 +140,7 @@ def fail(error: OnnxfoldError) -> NoReturn:
     text = printable(error.sentence)  # names in a model may have any length
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[: _LONGEST_MESSAGE // 2]}...{text[-_LONGEST_MESSAGE // 2 :]}"
-    terminal.say(f"onnxfold: {text}", err=True)
+    terminal.tell(f"onnxfold: {text}", err=True)
     sys.exit(error.exit_code)
 
 
@@ -213,7 +213,7 @@ def _command_line() -> None:
         if unfit is not None:
             fail(unfit)
         sentence = str(error).splitlines()[0] if str(error) else ""
-        terminal.say(
+        terminal.tell(
             f"onnxfold: internal error, {type(error).__name__}: {sentence}; this is a defect: "
             "please report it with the traceback that --verbose shows",
             err=True,

@@ -43,7 +43,7 @@ def run_many(
             rows.append(row)
             if lines:
                 what = f"{row.model}: {gained(row.found)}" if row.error is None else row.failure
-                terminal.say(f"{len(rows)} of {len(todo)}: {'failed: ' * bool(row.error)}{what}")
+                terminal.tell(f"{len(rows)} of {len(todo)}: {'failed: ' * bool(row.error)}{what}")
     except KeyboardInterrupt as error:
         done = f"{len(rows)} of {len(todo)} models were done"
         raise CommandInterruptedError(done) from error

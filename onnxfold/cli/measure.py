@@ -112,7 +112,7 @@ def measure(
         demand_matplotlib()
     start = time.perf_counter()
     if data is None:
-        terminal.say(
+        terminal.tell(
             "no --data: the inputs are SYNTHETIC, so these numbers do not describe real data",
             err=True,
         )
@@ -154,7 +154,7 @@ def measure(
         terminal.print_json(as_document(documents))
     if not documents[-1]["complete"]:
         remedy = f"go on with --resume {resume}" if resume else "--resume FILE would keep it"
-        terminal.say(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
+        terminal.tell(f"onnxfold: interrupted, measured in part; {remedy}", err=True)
         raise typer.Exit(_INTERRUPTED)
 
 

@@ -78,6 +78,7 @@ def rotate(
             allow_split=allow_split,
             force=force,
         )
+    from onnxfold.model_io import shown_path
     from onnxfold.report.basis_lines import measured
     from onnxfold.report.document import write_report
 
@@ -87,5 +88,5 @@ def rotate(
         terminal.print_json(result.report)
     elif verbosity is not Verbosity.QUIET:
         for line in measured(result.report):
-            terminal.say(line)
-        terminal.say(f"wrote {result.output}")
+            terminal.tell(line)
+        terminal.tell(f"wrote {shown_path(result.output)}")

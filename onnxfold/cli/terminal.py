@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -125,10 +126,20 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text, also="\n"), err=err)
 
 
+def tell(sentence: str, *, err: bool = False) -> None:
+    """Print a sentence; on a terminal its lines end between words."""
+    from onnxfold.report.fitted_tables import lines_of
+
+    sentence = printable(sentence)
+    if (sys.stderr if err else sys.stdout).isatty():
+        sentence = "\n".join(lines_of(sentence.split(" "), shutil.get_terminal_size().columns))
+    typer.echo(sentence, err=err)
+
+
 def warn(cautions: Iterable[str]) -> None:
     """Print on standard error what even a quiet command must report."""
     for sentence in cautions:
-        say(f"onnxfold: {sentence}", err=True)
+        tell(f"onnxfold: {sentence}", err=True)
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from onnxfold import api
-    from onnxfold.tuning.tune_table import print_candidates
+    from onnxfold.tuning.tune_table import print_candidates, print_conclusion
     from onnxfold.tuning.tuner import TuneFailed
 
     failure: TuneFailed | None = None
@@ -177,8 +177,7 @@ def _one(
         console = terminal.console(verbosity)
         print_candidates(console, result.report, verbose=verbosity is Verbosity.VERBOSE)
         if result.output is not None:
-            line = f"written to {result.output}: {_conclusion(result)}"
-            console.print(line, soft_wrap=True)
+            print_conclusion(console, result.report, model, result.output)
     if failure is not None:
         raise failure
 
@@ -208,13 +207,6 @@ def _folder(
         cpus=wanted.threads,
     )
     tell_many(rows, report, as_json=as_json)
-
-
-def _conclusion(result: TuneResult) -> str:
-    winner = result.winner
-    if winner is None or not winner.chain:
-        return "your file as it is; nothing right is faster beyond the spread"
-    return f"{winner.name}; again with: {result.report['commands'][0]}"
 
 
 def _write_reports(result: TuneResult, paths: list[Path] | None) -> None:
@@ -247,7 +239,7 @@ def _shown(
 
 
 def _line(progress: SearchProgress) -> None:
-    terminal.say(_sentence(progress))
+    terminal.tell(_sentence(progress))
 
 
 def _sentence(progress: SearchProgress) -> str:

@@ -34,6 +34,12 @@ class AxisBlock:
         """Whether the block is its whole axis."""
         return self.inner == 1 and self.outer == 1
 
+    def __str__(self) -> str:
+        if self.whole:
+            return f"axis {self.axis}"
+        apart = "" if self.inner == 1 else f" that lie {self.inner} apart"
+        return f"axis {self.axis} in groups of {self.size}{apart}"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -133,10 +139,8 @@ class Fiber:
         return all(any(_contains(mine, theirs) for mine in self.blocks) for theirs in other.blocks)
 
     def __str__(self) -> str:
-        return "+".join(
-            f"axis {b.axis}" + ("" if b.whole else f"[block {b.size}, stride {b.inner}]")
-            for b in self.blocks
-        ) + ("" if self.part is None else " of a part")
+        blocks = " and ".join(map(str, self.blocks))
+        return blocks if self.part is None else f"{blocks} of a part"
 
 
 def _contains(mine: AxisBlock, theirs: AxisBlock) -> bool:

@@ -5,7 +5,7 @@ from onnxfold.model_io.destination import check_destination, file_to_write
 from onnxfold.model_io.external import check_unchanged, read_ahead
 from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
-from onnxfold.model_io.messages import one_line, show
+from onnxfold.model_io.messages import one_line, show, shown_path
 from onnxfold.model_io.replacing import (
     check_replaceable,
     check_reports_replaceable,
@@ -35,6 +35,7 @@ __all__ = [
     "one_line",
     "read_ahead",
     "show",
+    "shown_path",
     "signed",
     "stage",
     "stage_copy",

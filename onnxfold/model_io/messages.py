@@ -20,6 +20,13 @@ def show(path: str | os.PathLike[str]) -> str:
     return one_line(os.fspath(path))
 
 
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return the path of a written file as short as it can be named from the working folder."""
+    if not os.path.exists("."):  # the working folder was removed
+        return os.fspath(path)
+    return os.fspath(path).removeprefix(os.path.join(os.path.realpath("."), ""))
+
+
 def first_cause(error: BaseException) -> str:
     """Return the first line of the deepest cause of an error."""
     while error.__cause__ is not None:

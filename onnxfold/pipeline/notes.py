@@ -13,7 +13,8 @@ _HALVES = (
     "in 16 bits sessions on CPUs run {} in pieces before ONNX Runtime 1.23, as other runtimes may; "
     "--target ort keeps one operator"
 )
-_QUANTIZED = "before quantize_static use --norm-form op"  # it quantizes each operator of a norm
+# It quantizes each operator of a norm.
+_QUANTIZED = "if quantize_static comes next, --norm-form op is better"
 _EPSILON = (
     "onnxscript's optimizer treats an epsilon of {:.3g} as 0, so that a row of zeros becomes NaN: "
     "run it before onnxfold"
@@ -38,7 +39,7 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
         said.append(f"--target ort or --norm-form op folds {them} for the sake of other tools")
     if options.norm_form in _SPELLED and any(map(_taken_apart, norms)):
         old = inspection["model"]["opset"] < _TAKES_AXES_AS_INPUT
-        said.append(_QUANTIZED if old else f"{_QUANTIZED}, before onnx2torch --norm-form layer")
+        said.append(_QUANTIZED if old else f"{_QUANTIZED}; for onnx2torch, layer")
     if options.norm_form in _SPELLED:
         said += [f"{note}, or use --norm-form op" for note in _epsilons(norms)]
     halves = inspection["summary"]["folded_halves"]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP, _LEAST_NAME = 2, 12  # characters
+_QUOTED = re.compile(r"([\"'(]*)(.*?)([\"'),.;:]*)", re.DOTALL)
+_NUMBERED = re.compile(r"\d|…")
 _PIECE = re.compile(r"[^/._:]*[/._:]+|[^/._:]+")
 
 
@@ -55,13 +57,48 @@ def print_table(
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text with words of at most so many characters; long ones lose their middle."""
-    head = (most - 1) // 2
-    tail = most - 1 - head
+    """Return a text with words of at most so many characters.
+
+    Names lose parts without a digit, the longest first, since exporters number what they repeat.
+    What is still too long loses its middle.
+    """
     return " ".join(
-        word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
+        word if len(word) <= most else _without_middle(_without_parts(word, most), most)
         for word in text.split(" ")
     )
+
+
+def _without_parts(word: str, most: int) -> str:
+    """Return a name of parts between slashes, or dots, with … for as many as it must lose."""
+    start, name, end = _QUOTED.fullmatch(word).groups()  # type: ignore[union-attr]  # it fits all
+    between = "/" if "/" in name else "."
+    parts = name.split(between)
+    while len(start + name + end) > most:
+        places = [i for i, part in enumerate(parts) if part and not _NUMBERED.search(part)]
+        if not places or len(set(parts) - {"", "…"}) == 1:
+            break
+        parts[max(places, key=lambda i: (len(parts[i]), i))] = "…"
+        name = re.sub(r"[/.]*…[/.…]*", "…", between.join(parts))
+    return start + name + end
+
+
+def _without_middle(word: str, most: int) -> str:
+    head = (most - 1) // 2
+    tail = most - 1 - head
+    return word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"
+
+
+def lines_of(words: Sequence[str], width: int, joint: str = "") -> list[str]:
+    """Split words into lines, which end in ``joint``; only a longer word exceeds the width."""
+    lines = [words[0]]
+    for number, word in enumerate(words[1:], 2):
+        needed = joint if number < len(words) else ""
+        if len(f"{lines[-1]} {word}{needed}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += joint
+            lines.append(f"  {word}" if joint else word)
+    return lines
 
 
 def broken(text: str, width: int) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from onnxfold.model_io import shown_path
 from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.cautions import digits, named
@@ -209,7 +210,7 @@ def print_triton(console: Console, report: Mapping[str, Any]) -> None:
     document = report["triton"]
     for path in document["files"]:
         if path != report["output"]["path"]:
-            console.print(Text(f"wrote {path}"), soft_wrap=True)
+            console.print(Text(f"wrote {shown_path(path)}"), soft_wrap=True)
     if not report["output"]["functions"]:
         console.print(Text(f"no kernels: {document['without_kernels']}"))
     print_cautions(console, cautions.of_deployment(report))

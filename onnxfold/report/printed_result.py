@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxfold.model_io import shown_path
 from onnxfold.report import basis_lines, cautions, sentences
 from onnxfold.report.before_after import refusal_notes
-from onnxfold.report.fitted_tables import shortened
+from onnxfold.report.fitted_tables import lines_of, shortened
 from onnxfold.report.printed import (
     check_limits,
     checked,
@@ -52,15 +53,7 @@ class _Line:
 
     def lines(self, width: int) -> list[str]:
         """Split the words into lines; only a word longer than a line exceeds the width."""
-        lines = [self.words[0]]
-        for number, word in enumerate(self.words[1:], 2):
-            joint = self.joint if number < len(self.words) else ""
-            if len(f"{lines[-1]} {word}{joint}") <= width:
-                lines[-1] += f" {word}"
-            else:
-                lines[-1] += self.joint
-                lines.append(f"  {word}" if self.joint else word)
-        return lines
+        return lines_of(self.words, width, self.joint)
 
 
 def print_result(
@@ -200,16 +193,20 @@ def _output(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
             yield _Line(written["advice"])
         yield from (_Line(f"note: {note}", spare=True) for note in written.get("notes", ()))
     if report["changed"] and source is not None:
-        command = ("next: onnxfold", "bench", *map(shlex.quote, (str(source), written["path"])))
+        command = (
+            "next: onnxfold",
+            "bench",
+            *map(shlex.quote, (str(source), shown_path(written["path"]))),
+        )
         yield _Line(words=command, joint=" \\")
 
 
 def _files(written: Mapping[str, Any]) -> Iterator[str]:
     """Yield the words on a written model: its path, and the data file, or the number of several."""
     files, shared = written.get("data_files", ()), written.get("shared_data", ())
-    yield written["path"]
+    yield shown_path(written["path"])
     if written["data"]:
-        yield from ("and", written["data"])
+        yield from ("and", shown_path(written["data"]))
         if len(files) > 1:
             yield from f"(the first of {len(files)} data files)".split(" ")
     if shared:

@@ -78,8 +78,9 @@ def priced(report: Mapping[str, Any]) -> str | None:
     free = ""
     if report["before_after"]["free_dimensions"]:
         free = f" (each free size counted as 1), and {prices['operator_us']:g} µs for each operator"
+    takes = "node, which takes" if more == 1 else "nodes, which take"
     return (
-        f"estimate for its {more} more: they save {prices['saved_us']:.3g} µs and take "
+        f"estimate: the norms save {prices['saved_us']:.3g} µs for {more} more {takes} "
         f"{prices['spent_us']:.3g} µs{free}"
     )
 

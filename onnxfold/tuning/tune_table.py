@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from onnxfold.report.fitted_tables import print_table
+from onnxfold.model_io import shown_path
+from onnxfold.report.fitted_tables import lines_of, print_table
 
 # Statuses whose candidates get a line each, and summaries of the others.
 _SUMMED = {
@@ -17,6 +21,12 @@ _SUMMED = {
     "skipped": "were cut off by the budget (--budget)",
     "missing": "need packages that are not installed (pip install 'onnxfold[tune]')",
 }
+_AS_IT_IS = "your file as it is; nothing right is faster beyond the spread"
+_LEGEND = (
+    "nodes: what a session executes; x noise: times the rounding error of the model itself; "
+    "in brackets: 10% to 90% of the rounds"
+)
+_WORD = re.compile(r'"[^"]*"|\S+')
 _NOT_RUN = "-"
 _UNITS = {
     "noise_ratio": "x noise",
@@ -39,6 +49,8 @@ def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bo
             shown_error(row["errors"]), shown_number(row["milliseconds"]), shown_ratio(row),
         ))  # fmt: skip
     print_table(console, ("chain",), rows, ("nodes", "error", "ms", "times as fast"))
+    if right:
+        console.print(Text(_LEGEND))
     for row in candidates:
         if row["status"] in ("wrong", "failed"):
             console.print(Text(f"{row['status']}: {row['name']}: {row['reason']}"), soft_wrap=False)
@@ -55,6 +67,22 @@ def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bo
         )
     if any(row["kernels"] for row in right):
         console.print("* with the onnxfold library: onnxfold.register(session_options)")
+
+
+def print_conclusion(
+    console: Console, report: Mapping[str, Any], source: Path, output: Path
+) -> None:
+    """Print what was written, how to measure the gain, and how to make the file again."""
+    place = shown_path(output)
+    if not report["commands"]:
+        console.print(Text(f"wrote {place}: {_AS_IT_IS}"))
+        return
+    console.print(Text(f"wrote {place}: {report['winner']}"))
+    files = f"{shlex.quote(str(source))} {shlex.quote(place)}"
+    again = [each.replace("tune IN OUT", f"tune {files}") for each in report["commands"]]
+    for label, command in (("next", f"onnxfold bench {files}"), *(("again", one) for one in again)):
+        for line in lines_of(_WORD.findall(f"{label}: {command}"), console.width, " \\"):
+            console.print(Text(line), soft_wrap=True)
 
 
 def shown_error(errors: Mapping[str, float]) -> str:

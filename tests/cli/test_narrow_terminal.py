@@ -109,7 +109,7 @@ def test_a_name_is_broken_between_its_parts_alone() -> None:
         "LayerNorm'",
     ]
     assert broken("three words here", 20) == ["three words here"]
-    assert shortened("/encoder/layer.0/LayerNorm", 12) == "/enco…erNorm"
+    assert shortened("/encoder/layer.0/LayerNorm", 12) == "…layer.0…"
 
 
 def test_the_stages_of_optimize_appear_once_each(

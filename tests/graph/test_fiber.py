@@ -268,7 +268,7 @@ def test_the_size_of_a_fiber_is_the_number_of_elements_of_a_set() -> None:
     [
         (Fiber(()), ""),
         (Fiber((AxisBlock(2, 1, 8, 1),)), "axis 2"),
-        (Fiber((AxisBlock(1, 1, 4, 2),)), "axis 1[block 4, stride 1]"),
+        (Fiber((AxisBlock(1, 1, 4, 2),)), "axis 1 in groups of 4"),
     ],
 )
 def test_a_fiber_prints_as_people_say_it(fiber: Fiber, text: str) -> None:

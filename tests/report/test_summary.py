@@ -90,7 +90,7 @@ proved: 9 norms on zero-mean inputs, 20 centered weights seen by no other reader
 checked: max error E against a float64 run, R times the original's own
 rounding error (2 samples, onnxruntime V CPUExecutionProvider)
 wrote out.onnx, B bytes
-note: before quantize_static use --norm-form op, before onnx2torch --norm-form
+note: if quantize_static comes next, --norm-form op is better; for onnx2torch,
 layer
 next: onnxfold bench digits_vit.onnx out.onnx
 file: 187 nodes, 139 before; the six of an RMSNorm become one in a session
@@ -273,8 +273,12 @@ def test_one_line_counts_what_stays_for_one_reason() -> None:
 
 def test_long_names_lose_their_middle_on_a_narrow_terminal_alone() -> None:
     name = "/encoder/layer.0/attention/output/LayerNorm/LayerNormalization"
-    assert shortened(name, 21) == "/encoder/l…malization"
-    assert shortened(f"{name} and 2 more", 21) == "/encoder/l…malization and 2 more"
+    assert shortened(name, 12) == "…layer.0…"
+    assert shortened(name, 21) == "…layer.0…output…"
+    assert shortened(f"'{name}', and 2 more", 30) == "'/encoder/layer.0…output…', and 2 more"
+    assert shortened("model.layers.11.self_attn.o_proj.weight", 21) == "model.layers.11…"
+    assert shortened("val" * 9, 12) == "valva…valval"
+    assert shortened("encoderdecoder.attentionoutput", 12) == "encod…coder…"
     assert shortened("short", 21) == "short"
     norm = {
         "name": name, "kind": "layer_norm", "size": 768, "action": "rms", "foldable": True,
