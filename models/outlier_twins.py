@@ -26,7 +26,7 @@ from onnxfold.check.reference import Precision, run
 from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.edit import change_constant
+from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.graph.operands import known_tensor
 from onnxfold.inputs.data import read_samples
 from onnxfold.norms import NormSite
@@ -40,7 +40,7 @@ from onnxfold.weights.edited import RotatedTensor, edited
 from onnxfold.weights.edits import Scale
 
 Array = npt.NDArray[Any]
-KINDS = ("pca", "gamma")
+KINDS = ("pca", "gamma", "both")
 FACTOR, CHANNELS = 16.0, 3
 
 
@@ -81,29 +81,44 @@ def _principal_axes(
     return np.asarray(np.linalg.eigh(total)[1][:, ::-1])
 
 
+def both_twin(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]]) -> onnx.ModelProto:
+    """Return the model in its principal axes and with a few large gammas."""
+    return gamma_twin(pca_twin(model, feeds))
+
+
 def gamma_twin(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     """Return the model with a few gammas times 16, wherever linear layers alone read the norm."""
     info = prepare(ir.from_proto(model)).info
-    rng = np.random.default_rng(seed)
+    edit, rng = Editor(info), np.random.default_rng(seed)
     changed = 0
     for site in find_norms(info):
         places = weights_behind(info, site.output, Channels.of(site.fiber.blocks))
         parts = [part for part in (site.gamma, site.beta) if isinstance(part, ir.Value)]
-        alone = all(info.tensor(p) is not None and len(p.uses()) == 1 for p in parts)
-        if isinstance(places, Refusal) or not parts or not alone:
+        known = all(info.tensor(part) is not None for part in parts)
+        if isinstance(places, Refusal) or not parts or not known:
             continue
         if not places or any(len(place.value.uses()) > 1 for place in places):
             continue
         factors = np.ones(site.size)
         factors[rng.choice(site.size, min(CHANNELS, site.size), replace=False)] = FACTOR
         for part in parts:
-            _multiply(part, Channels.along([(0, site.size)]), factors)
+            _multiply(_own(edit, site, part), Channels.along([(0, site.size)]), factors)
         for place in places:
             _multiply(place.value, place.channels, 1 / factors)
         changed += 1
     if not changed:
         raise ModelError("no norm of the model is read by linear layers alone")
     return ir.to_proto(info.model)
+
+
+def _own(edit: Editor, site: NormSite, part: ir.Value) -> ir.Value:
+    """Return a gamma or beta that this norm alone reads."""
+    if len(part.uses()) == 1:
+        return part
+    copy = edit.new_constant(site.output, ir.tensor(known_tensor(part).numpy()), f"{part.name}.own")
+    (reader,) = (reader for reader in edit.info.readers(part) if reader.node in site.nodes)
+    set_input(reader.node, reader.index, copy)
+    return copy
 
 
 def _multiply(value: ir.Value, channels: Channels, factors: npt.NDArray[np.float64]) -> None:
@@ -124,9 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         onnx.save(gamma_twin(model), options.output)
         return 0
     if options.data is None:
-        parser.error("--kind pca needs --data")
+        parser.error(f"--kind {options.kind} needs --data")
     feeds = read_samples(options.data, ir.from_proto(model), options.model).feeds
-    onnx.save(pca_twin(model, feeds), options.output)
+    made = pca_twin(model, feeds) if options.kind == "pca" else both_twin(model, feeds)
+    onnx.save(made, options.output)
     return 0
 
 

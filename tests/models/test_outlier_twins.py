@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnxfold
-from models.outlier_twins import FACTOR, gamma_twin, main, pca_twin
+from models.outlier_twins import FACTOR, both_twin, gamma_twin, main, pca_twin
 from onnxfold.errors import ModelError
 from tests.builders import post_norm_model, pre_norm_model
 from tests.soundness.float64 import evaluate, relative_error
@@ -30,6 +30,18 @@ def test_the_twin_in_principal_axes_computes_the_same(
     twin = pca_twin(model, [{"images": images}])
     feeds = {"images": images}
     assert relative_error(evaluate(model, feeds), evaluate(twin, feeds)) < 1e-5
+
+
+def test_the_twin_with_both_computes_the_same_and_has_a_large_gamma_at_every_norm(
+    images: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
+) -> None:
+    model = onnx.load(DIGITS / "digits_vit.onnx")
+    feeds = {"images": images}
+    twins = [made(model, [feeds]) for made in (pca_twin, both_twin)]
+    assert relative_error(*(evaluate(twin, feeds) for twin in twins)) < 1e-14
+    stored = [onnx.numpy_helper.to_array(tensor) for tensor in twins[1].graph.initializer]
+    gammas = [a for a in stored if a.shape == (48,) and a.max() == FACTOR * a.min() > 0]
+    assert len(gammas) == 9
 
 
 def test_a_rotation_takes_the_outliers_of_the_twin_away(

@@ -25,7 +25,7 @@ from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold
 from tests.soundness.random_graphs import RandomGraph
 
-__all__ = ["Outcome", "Settings", "check", "planned", "settings_of"]
+__all__ = ["ERRORS", "Outcome", "Settings", "check", "compared", "line", "planned", "settings_of"]
 
 DOUBLE_BOUND = 1e-9
 # The worst output element over the worst of a few random roundings of the same size; ten draws come
@@ -39,7 +39,7 @@ _ROUNDOFF = {
 }
 _EXCLUDED = "[1-3]$"
 _BY_PRICE = 0.2
-_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
            ValueError)  # fmt: skip
 # Messages of onnx's inference about the originals too, if it gets that far: outputs of other
 # domains have no type, the body of MeanVarianceNormalization is for float32 alone, and several
@@ -100,8 +100,8 @@ def planned(
     given = settings.to_fold()
     try:
         folded = fold(graph.model, count_roles=count_roles, prove=prove, **given)
-    except (OnnxfoldError, *_ERRORS) as error:
-        return Outcome(f"crash: {_line(error)}", None)
+    except (OnnxfoldError, *ERRORS) as error:
+        return Outcome(f"crash: {line(error)}", None)
     return Outcome(None, folded)
 
 
@@ -109,8 +109,8 @@ def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) 
     """Fold a graph, prove it and compare."""
     try:
         expected = evaluate(graph.model, graph.feeds, graph.operators)
-    except _ERRORS as error:
-        return Outcome(f"oracle: {_line(error)}", None)
+    except ERRORS as error:
+        return Outcome(f"oracle: {line(error)}", None)
     outcome = planned(graph, settings, count_roles=count_roles, prove=True)
     folded = outcome.folded
     if folded is None:
@@ -119,20 +119,28 @@ def check(graph: RandomGraph, settings: Settings, *, count_roles: bool = False) 
         return Outcome(f"proof: {folded.proof.failures[0]}", folded)
     if folded.plan.gain_ps < folded.plan.cost_ps:
         return Outcome("plan: it costs more than it gains", folded)
-    mistyped = _mistyped(graph.model, folded.model)
-    if mistyped is not None:
-        return Outcome(f"types: {mistyped}", folded)
-    try:
-        got = evaluate(folded.model, graph.feeds, graph.operators)
-        error = relative_error(expected, got)
-        right = error <= DOUBLE_BOUND or _is_rounding(graph, folded.model, got, error)
-    except _ERRORS as problem:
-        return Outcome(f"run: {_line(problem)}", folded)
-    failure = None if right else f"numbers: an output is off by {error:.1e}"
+    failure, error = compared(graph, folded.model, expected)
     return Outcome(failure, folded, error)
 
 
-def _line(error: Exception) -> str:
+def compared(
+    graph: RandomGraph, model: onnx.ModelProto, expected: Sequence[Array]
+) -> tuple[str | None, float]:
+    """Compare types and outputs of a rewritten graph; return what is wrong, and the error."""
+    mistyped = _mistyped(graph.model, model)
+    if mistyped is not None:
+        return f"types: {mistyped}", 0.0
+    try:
+        got = evaluate(model, graph.feeds, graph.operators)
+        error = relative_error(expected, got)
+        right = error <= DOUBLE_BOUND or _is_rounding(graph, model, got, error)
+    except ERRORS as problem:
+        return f"run: {line(problem)}", 0.0
+    return None if right else f"numbers: an output is off by {error:.1e}", error
+
+
+def line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

@@ -98,6 +98,9 @@ def _widened(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """
     for place, name in enumerate(node.output):
         node.output[place] = name or f"{node.output[0]}.unread{place}"
+    if node.op_type == "ConstantOfShape" and not node.attribute:
+        zero = helper.make_tensor("zero", TensorProto.DOUBLE, [1], [0.0])
+        node.attribute.append(helper.make_attribute("value", zero))
     for attribute in node.attribute:
         if attribute.name == "to" and attribute.i in _NARROW:
             attribute.i = TensorProto.DOUBLE

@@ -28,7 +28,7 @@ from tests.soundness import corpus
 from tests.soundness.checking import Outcome, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
 
-__all__ = ["Row", "main", "run_seeds"]
+__all__ = ["Row", "float_types", "main", "run_seeds", "text"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = rows.RESULTS / "random_graphs.csv"
@@ -85,7 +85,7 @@ class Tally:
         """Count one graph and what became of it."""
         if outcome.failure is not None:
             self.failures.append(f"{seed}: {outcome.failure}")
-        types = set(_float_types(graph))
+        types = set(float_types(graph))
         self.of("types").update(types)
         self.of("made").update(graph.made)
         self.of("targets")[settings_of(seed).target.value] += 1
@@ -115,15 +115,16 @@ class Tally:
                 self.of("writer_kinds")[line] += number
 
     def text(self, family: str) -> str:
-        return _text(self.of(family))
+        return text(self.of(family))
 
 
-def _text(counts: Counter[str]) -> str:
+def text(counts: Counter[str]) -> str:
+    """Write counts as ``name:number`` joined by blanks."""
     return " ".join(f"{name.replace(' ', '_')}:{counts[name]}" for name in sorted(counts))
 
 
 def _counts(texts: Iterable[str]) -> Counter[str]:
-    """Read what :func:`_text` wrote, and add it up."""
+    """Read what :func:`text` wrote, and add it up."""
     total: Counter[str] = Counter()
     for word in " ".join(texts).split():
         name, _, number = word.rpartition(":")
@@ -146,7 +147,8 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
     return tally
 
 
-def _float_types(graph: RandomGraph) -> Iterator[str]:
+def float_types(graph: RandomGraph) -> Iterator[str]:
+    """Yield the type of every weight that is a float."""
     names = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
     for tensor in graph.model.graph.initializer:
         if tensor.data_type in names:
@@ -175,7 +177,7 @@ def total(chunks: Sequence[dict[str, str]]) -> Row:
     """Add the rows of chunks up; the conditions are the first one's."""
     given: dict[str, Any] = {name: chunks[0][name] for name in _CONDITIONS}
     given |= {name: sum(int(chunk[name]) for chunk in chunks) for name in _COUNTS}
-    given |= {name: _text(_counts(chunk[name] for chunk in chunks)) for name in _FAMILIES}
+    given |= {name: text(_counts(chunk[name] for chunk in chunks)) for name in _FAMILIES}
     return Row(
         **given,
         code=chunks[0]["code"],

@@ -117,6 +117,8 @@ class ScaleWalk(BasisWalk):
         site = self.norms.get(node)
         if site is not None and site.form is not NormForm.DECOMPOSED:
             return value is not site.output or not self._affine_inputs(node)
+        if node in self.owners and row_of(node).family is Family.QUOTIENT:
+            return True  # a norm's, whose divisor takes c as well
         alike = value is node.outputs[0] or facets.scales_every_output(row_of(node))
         return not alike or not self._is_homogeneous(node)
 
@@ -242,5 +244,8 @@ class ScaleWalk(BasisWalk):
             what = "gives its statistics to others" if site.escaping else "sees the size of what"
             sentence = f"norm '{site.name}' {what}{'' if site.escaping else ' it reads'}"
             return Refusal(code, sentence, (site.name,))
+        if any(part is site.input for part in (site.gamma, site.beta)):
+            sentence = f"norm '{site.name}' has what it reads as its gamma or beta too"
+            return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, (site.name,))
         self.ending[site.output] = site
         return None

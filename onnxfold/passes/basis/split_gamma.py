@@ -32,7 +32,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edited import unrounded
 from onnxfold.weights.edits import Scale
 
-GRID = (0.25, 0.5, 0.75)
+GRID = tuple(n / 8 for n in range(1, 8))
 WORTH = 0.9  # of the error as it is: smaller differences are luck
 _ROWS, _LEAST = 512, 2.0**-20
 

@@ -64,7 +64,8 @@ def test_float16_holds_a_scaled_stream(name: str, form: str) -> None:
     every = result.report["scaled_streams"]["streams"]
     streams = [each for each in every if each["exponent"]]
     assert len(streams) == (3 if name == "between streams" else 1)
-    assert streams[-1]["inserted"] == ({"activation first": ["e"]}.get(name, []))
+    opened = {"activation first": ["e"], "post-norms, bare": ["post0", "post1"]}
+    assert streams[-1]["inserted"] == opened.get(name, [])
     for stream in streams:
         assert stream["exponent"] >= np.log2(LARGE) - 16
         assert all(value["after"] <= 65504 / 8 for value in stream["values"])
@@ -223,6 +224,19 @@ def test_a_stream_times_itself_is_refused() -> None:
     b.node("MatMul", [b.norm("rms pieces", x, "n"), b.weight("head", WIDTH, 4)], "logits")
     b.node("MatMul", [product, b.weight("probe", WIDTH, 4)], "probed")
     assert "multiplies the stream by itself" in refused(b.model({"logits": 4, "probed": 4}))
+
+
+def test_a_stream_that_is_the_gamma_of_its_norm_is_refused() -> None:
+    b = Builder(1.0)
+    x = b.node("Gather", [b.weight("table", WORDS, WIDTH, size=1e5), "ids"], "x0")
+    row = b.node("ReduceSum", [x, b.constant("axes", [0, 1], np.int64)], "row", keepdims=0)
+    n = b.norm("layer", row, "n")
+    for node in b.nodes:
+        node.input[:] = ["row" if name == "n.gamma" else name for name in node.input]
+    b.node("MatMul", [n, b.weight("head", WIDTH, 4)], "logits")
+    model = b.model({"logits": 4})
+    del model.graph.output[0].type.tensor_type.shape.dim[:2]
+    assert "has what it reads as its gamma or beta too" in refused(model)
 
 
 def test_statistics_that_are_read_are_refused() -> None:

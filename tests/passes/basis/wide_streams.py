@@ -236,6 +236,7 @@ WIDE = {
     "post-norms, gemma": post_norms("gemma"),
     "post-norms, layer": post_norms("layer"),
     "post-norms, rms": post_norms("rms"),
+    "post-norms, bare": post_norms("bare"),
     "tied": tied(),
     "tied at once": tied_at_once(),
     "linear reader": linear_reader(),

@@ -9,6 +9,7 @@ from tests.soundness.random_graphs.draft import B, RandomGraph
 from tests.soundness.random_graphs.gated import gated_graph
 from tests.soundness.random_graphs.merged import merged_graph
 from tests.soundness.random_graphs.projections import projection_graph
+from tests.soundness.random_graphs.residual import residual_graph
 from tests.soundness.random_graphs.sampled import sampled_graph
 from tests.soundness.random_graphs.streams import stream_graph
 
@@ -20,6 +21,7 @@ __all__ = [
     "merged_graph",
     "projection_graph",
     "random_graph",
+    "residual_graph",
     "sampled_graph",
     "stream_graph",
 ]
