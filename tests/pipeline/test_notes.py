@@ -23,8 +23,8 @@ def _notes(name: str, folder: Path, opset: int = 18, **options: object) -> list[
 
 def test_static_quantisation_and_onnx2torch_are_named(tmp_path: Path) -> None:
     (both,) = _notes("pre-LN", tmp_path)
-    assert "quantize_static use --norm-form op" in both
-    assert "onnx2torch --norm-form layer" in both
+    assert "quantize_static comes next, --norm-form op" in both
+    assert "for onnx2torch, layer" in both
     (static,) = _notes("pre-LN", tmp_path, opset=17)
     assert "quantize_static" in static
     assert "onnx2torch" not in static

@@ -156,7 +156,7 @@ def test_a_longer_session_is_told_with_its_price(tmp_path: Path) -> None:
     report = onnxfold.optimize(path, output).report
     assert report["inspect"]["prices"]["operators"] == 1
     for told in (page(report), _printed(report)):
-        assert "estimate for its 1 more: they save " in told
+        assert "µs for 1 more node, which takes " in told
         assert "µs (each free size counted as 1), and 0.5 µs for each operator" in told
 
 
