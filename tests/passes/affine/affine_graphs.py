@@ -18,9 +18,9 @@ from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.proof import Proof
 from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
-from tests.graphs import Array, graph, weights
+from tests.graphs import Array
 
-__all__ = ["LARGE", "Array", "Fused", "error", "forced", "fuse", "graph", "outputs", "weights"]
+__all__ = ["LARGE", "Fused", "error", "forced", "fuse", "outputs"]
 
 LARGE = 1 << 40
 
