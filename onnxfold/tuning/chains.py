@@ -102,10 +102,10 @@ _REDUCING: Mapping[TargetPrecision, Chain] = {
     TargetPrecision.INT4: ("int4-blocks32", "int4-blocks128"),
 }
 # What makes the streams of a model lose less by a precision; such a chain comes after two others.
-_BASES: Mapping[TargetPrecision, str] = {
-    TargetPrecision.FP16: "scale-streams",
-    TargetPrecision.INT8: "rotate",
-    TargetPrecision.INT4: "rotate",
+_BASES: Mapping[TargetPrecision, Chain] = {
+    TargetPrecision.FP16: ("scale-streams",),
+    TargetPrecision.INT8: ("rotate", "split-gammas"),
+    TargetPrecision.INT4: ("rotate",),
 }
 _ALTERNATIVES, _BEFORE_BASES = 4, 2
 
@@ -159,7 +159,7 @@ def _of_precision(precision: TargetPrecision, options: TuneOptions) -> Iterator[
     patterns = list(_listed(_REDUCED[options.device], parsed=False))
     for number, pattern in enumerate(patterns):
         if number == _BEFORE_BASES:
-            yield (_BASES[precision], first)
+            yield from ((basis, first) for basis in _BASES.get(precision, ()))
         for step in (first, *(others if number < _ALTERNATIVES else ())):
             yield tuple(step if name == "*" else name for name in pattern)
 

@@ -193,6 +193,15 @@ class Rotate(ToolStep):
         _optimize(source, output, rotate="hadamard", allow_split=_EMBEDDED_BYTES)
 
 
+class SplitGammas(ToolStep):
+    """onnxfold optimize --split-gamma auto: before int8, where a few gammas are large."""
+
+    name = "split-gammas"
+
+    def apply(self, source: Path, output: Path, context: Context) -> None:
+        _optimize(source, output, split_gamma="auto", norm_form="layer")
+
+
 class Half(ToolStep):
     """ONNX Runtime's float16 converter; inputs and outputs keep their types."""
 
@@ -337,6 +346,7 @@ STEPS: Mapping[str, ToolStep] = {
         *(FoldStep(target) for target in Target),
         ScaleStreams(),
         Rotate(),
+        SplitGammas(),
         Half(),
         Brain(),
         DynamicInt8(),

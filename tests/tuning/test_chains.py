@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from models.outlier_twins import gamma_twin
 from onnxfold.errors import UsageError
 from onnxfold.options import Device
 from onnxfold.tuning.chains import chains, needs_kernels, parse, precision_of, spelled
@@ -91,7 +92,10 @@ def test_streams_are_scaled_before_float16_and_rotated_before_integers() -> None
     for precision, chain in expected.items():
         assert chain in chains(TuneOptions(precisions=(precision,)))
     exact = chains(TuneOptions())
-    assert not any({"scale-streams", "rotate"} & {*chain} for chain in exact)
+    assert not any({"scale-streams", "rotate", "split-gammas"} & {*chain} for chain in exact)
+    assert ("split-gammas", "int8") in chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
+    bfloat = TuneOptions(device=Device.CUDA, precisions=(TargetPrecision.BF16,))
+    assert {precision_of(chain) for chain in chains(bfloat)} == {TargetPrecision.BF16}
 
 
 def test_the_steps_of_a_basis_change_the_weights(tmp_path: Path) -> None:
@@ -106,6 +110,15 @@ def test_the_steps_of_a_basis_change_the_weights(tmp_path: Path) -> None:
     factors = others[0]["table"] / before["table"]
     assert len(np.unique(factors)) == 1
     assert factors[0, 0] < 1
+    split = tmp_path / "split.onnx"
+    onnx.save(gamma_twin(onnx.load(source)), source)
+    STEPS["split-gammas"].apply(source, split, context)
+    gammas = [
+        [onnx.numpy_helper.to_array(t).max() for t in onnx.load(path).graph.initializer
+         if t.name == "norm0.gamma"]
+        for path in (source, split)
+    ]  # fmt: skip
+    assert gammas[1] < gammas[0]
     sizes = [np.square(each["table"], dtype=np.float64).sum() for each in (before, others[1])]
     assert np.isclose(*sizes)
     assert not np.allclose(before["table"], others[1]["table"])
