@@ -110,7 +110,8 @@ class Findings:
         """
         reinstated = any(norm.reinstated for norm in self.deferred_before)
         converted = self.compressed or self.decompressed or self.restored
-        return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
+        moved = self.plan.scales or self.plan.batch_norms or self.plan.deferred
+        return bool(moved or reinstated or converted)
 
     @property
     def new_biases(self) -> int:

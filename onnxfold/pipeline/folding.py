@@ -1,6 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> split gammas]
+    prepare -> reinstating -> scales -> batch norms -> affine [-> tables] -> centring
+            [-> split gammas]
             [-> rotated streams -> rotated heads] [-> scaled streams] -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
@@ -28,6 +29,8 @@ from onnxfold.norms import find_norms
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
+from onnxfold.passes.affine.batch_norms import apply as apply_batch_norms
+from onnxfold.passes.affine.batch_norms import decide as decide_batch_norms
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
@@ -115,6 +118,13 @@ _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
     _SCALES,
+    Pass(
+        "batch norms",
+        decide_batch_norms,
+        apply_batch_norms,
+        proofs.of_affine,
+        lambda plan: _outputs(plan.fusions),
+    ),
     _AFFINE,
     Pass(
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: _outputs(plan.fusions)
@@ -153,7 +163,7 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers receive
 # Spells the result of all passes for a target; always last, and proved on what is written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
-AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
+AFFINE_PASSES = frozenset({"affine", "batch norms", "scales", "tables"})
 
 
 @dataclass(slots=True)
@@ -187,6 +197,7 @@ class Decided:
             made.centrings,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
+            self.decisions.get("batch norms", AffinePlan()).fusions,
             self._deferral.norms,
         )
 

@@ -75,7 +75,7 @@ def inspection(
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
-            "scales_fused": len(plan.scales),
+            "scales_fused": len(plan.scales) + len(plan.batch_norms),
             "deferred": len(plan.deferred),
             "deferred_layer_norms": sum(bool(norm.centred) for norm in plan.deferred),
             "reinstated": sum(norm.reinstated for norm in findings.deferred_before),
