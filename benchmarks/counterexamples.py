@@ -2,9 +2,9 @@
 
     python -m benchmarks.counterexamples [MODEL.onnx ...]
 
-takes the small recipes of tests/recipes, and the models, and of each the first norm that is left
+takes the models, or the small recipes of tests/recipes, and of each the first norm that is left
 for each reason.  All weights that lead to it are centred, it becomes an RMSNorm, and ONNX Runtime
-runs both models on one seeded sample.  Writes benchmarks/results/counterexamples.csv: what mean the
+runs both models on one seeded sample.  benchmarks/results/counterexamples.csv gets what mean the
 norm then reads, in parts of the deviation of its rows, by how much the outputs change, and where
 another norm's gamma is in the way, how far the nearest gamma is of which the output has no mean.
 """
@@ -24,7 +24,7 @@ import onnxruntime
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, write
+from benchmarks.rows import RESULTS, Row, merge, read
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import reached
@@ -55,11 +55,13 @@ Array = npt.NDArray[Any]
 def main(words: Sequence[str] | None = None) -> int:
     """Write the rows of all recipes and return the exit code."""
     given = arguments(__doc__, {"models": {"type": Path, "nargs": "*"}}, words)
-    paths = [*sorted(_RECIPES.glob("*.onnx")), *given.models]
+    paths = given.models or sorted(_RECIPES.glob("*.onnx"))
     rows = [row for path in paths for row in counterexamples(path)]
     for row in rows:
         print(f"{row.recipe:16} {row.code:20} mean {row.mean:8.3g}  changed {row.changed:.2%}")
-    write(RESULTS / "counterexamples.csv", rows)
+    file, made = RESULTS / "counterexamples.csv", [row.recipe for row in rows]
+    known = [row["recipe"] for row in read(file)]
+    merge(file, rows, "recipe", set(made), list(dict.fromkeys([*known, *made])))
     return 0
 
 

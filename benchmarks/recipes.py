@@ -9,9 +9,11 @@ stays a LayerNorm) and recipes_affine.csv (one row for a norm that keeps gamma o
 recipes without an export stay. Plans are made for ``--target kernels``. ``python docs/generate.py``
 makes docs/recipes.md from these.
 
-    python -m benchmarks.recipes tests/recipes --small
+    python -m models roberta-base ... --small -o small
+    python -m benchmarks.recipes small --small
 
-counts the small recipes, of the same blocks and fewer of them, in small_recipes.csv.
+counts small recipes, of the same blocks and fewer of them, in small_recipes.csv: tests/recipes has
+most of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, merge, write
+from benchmarks.rows import RESULTS, Row, merge
 from models.table import RECIPES
 
 __all__ = ["find_export", "main"]
@@ -60,7 +62,9 @@ def main(words: Sequence[str] | None = None) -> int:
     given = arguments(__doc__, {"exports": Path, "--small": False}, words)
     directory: Path = given.exports
     if given.small:
-        write(RESULTS / "small_recipes.csv", _small(directory))
+        small = _small(directory)
+        counted = {row.recipe for row in small}
+        merge(RESULTS / "small_recipes.csv", small, "recipe", counted, list(RECIPES))
         return 0
     rows: list[Row] = []
     left: list[LeftRow] = []

@@ -53,8 +53,8 @@ def recipes(
         "centered, which is true only without gamma and beta, embeddings as opaque, and other "
         "readers of a centered value are ignored; *embeddings "
         "centered*: the same with a centering after every embedding; *D.2*: the count that asks "
-        "the readers too (`onnxfold inspect --paper`), or that of the small recipe in "
-        "`tests/recipes`, which has the same blocks and fewer of them (`small_recipes.csv`); "
+        "the readers too (`onnxfold inspect --paper`), or that of the recipe exported with "
+        "`--small`, which has the same blocks and fewer of them (`small_recipes.csv`); "
         "*Table 3*: the paper's number for such a model, with embeddings centered. The other "
         "recipes below have no LayerNorm.\n\n"
         + _counts(rows, {row["recipe"]: row for row in small})
@@ -254,6 +254,9 @@ def _impossible(forced: Sequence[Row]) -> str:
         "reads the stream (`exact_reader`, `graph_output`), a stream without its mean is "
         "another input for that reader: its weights A' would have to give A' P h = A h for "
         "all h, so that A 1 = A' P 1 = 0: every row of A would have to sum to 0.\n\n"
+        "`bloom-560m` has no row: its one norm that is left folds where its table, which the head "
+        "reads too, may be stored twice (*with splitting*, above); in place, the head would "
+        "read another table, as that of `plain-bert`.\n\n"
         + table(
             ("recipe", "norms", "code", "for instance", "mean", "outputs", "gamma"),
             [

@@ -58,7 +58,7 @@ _FUNCTIONS = (
     # Norms and the like: recognition (norms/) knows their effect on a mean.
     *each(
         "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization "
-        "RMSNormalization SimplifiedLayerNormalization BatchNormalization LRN",
+        "RMSNormalization SimplifiedLayerNormalization LRN",
         Operator("", shape=Shapes.SAME, kernel="normalization"),
     ),
 )

@@ -27,6 +27,7 @@ class Family(Enum):
 
     ADDITIVE = auto()
     ATTENTION = auto()
+    BATCH_NORM = auto()
     CAST = auto()
     CENTRING = auto()
     CONCAT = auto()

@@ -113,6 +113,13 @@ _ELEMENTWISE = (
         kernel="elementwise",
     ),
     Operator(
+        "BatchNormalization",
+        family=Family.BATCH_NORM,
+        law="P(s x + t) = s P x off the channels, at inference",
+        shape=Shapes.SAME,
+        kernel="normalization",
+    ),
+    Operator(
         "Where",
         family=Family.MASKED,
         law="P where(m, a, b) = where(m, P a, P b), m constant along it",

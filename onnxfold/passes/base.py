@@ -1,7 +1,7 @@
 """The interface of every pass: it decides, applies its plan, and its result is proved.
 
 The pipeline passes one version of the model at a time. The facts of a version and its norms
-(:func:`onnxfold.norms.find_norms`) are computed once, and shared by the decision on it and the two
+(``onnxfold.norms.NORMS``) are computed once, and shared by the decision on it and the two
 proofs that involve it.
 """
 
@@ -41,10 +41,7 @@ class Settings(Options):
 
     @property
     def excluded(self) -> re.Pattern[str] | None:
-        """The pattern of norms to leave unchanged; raises UsageError for an invalid expression.
-
-        UsageError for an invalid expression.
-        """
+        """The pattern of norms to leave unchanged; raises UsageError for an invalid expression."""
         return exclusion(self.exclude)
 
     def excludes(self, name: str) -> bool:

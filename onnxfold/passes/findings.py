@@ -16,8 +16,8 @@ from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.basis.split_gamma import SplitPlan
-from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.deferral.undefer import FoundDeferred
+from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.passes.scales.writer import channel_op
@@ -111,7 +111,8 @@ class Findings:
         """
         reinstated = any(norm.reinstated for norm in self.deferred_before)
         converted = self.compressed or self.decompressed or self.restored
-        return bool(self.plan.scales or self.plan.deferred or reinstated or converted)
+        moved = self.plan.scales or self.plan.batch_norms or self.plan.deferred
+        return bool(moved or reinstated or converted)
 
     @property
     def new_biases(self) -> int:

@@ -18,18 +18,20 @@ class Plan(CentringPlan):
 
     fusions: tuple[AffineFusion, ...] = ()
     scales: tuple[ScaleFusion, ...] = ()
+    batch_norms: tuple[AffineFusion, ...] = ()
     deferred: tuple[DeferredNorm, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether nothing is to be done."""
-        return not (self.folds or self.centrings or self.fusions or self.scales or self.deferred)
+        moved = self.fusions or self.scales or self.batch_norms
+        return not (self.folds or self.centrings or moved or self.deferred)
 
     @property
     def split_bytes(self) -> int:
         """The bytes of the weights that are stored twice."""
         centred = sum(weight.nbytes for weight in self.weights if weight.split)
-        places = [place for fusion in self.fusions for place in fusion.places]
+        places = [place for fusion in self.fusions + self.batch_norms for place in fusion.places]
         places += [place for scale in self.scales for place in scale.places]
         read = [reader for norm in self.deferred for reader in norm.centred]
         centred += sum(reader.nbytes for reader in read)
@@ -51,7 +53,7 @@ class Plan(CentringPlan):
         return plan
 
     def __str__(self) -> str:
-        lines = [f"fuse      {fusion}" for fusion in self.fusions]
+        lines = [f"fuse      {fusion}" for fusion in self.batch_norms + self.fusions]
         lines += [f"absorb    {scale.name} into {scale.writer}" for scale in self.scales]
         lines += [f"fold      {fold.norm}" for fold in self.folds]
         lines += [f"drop      {fold.norm}" for fold in self.centrings]

@@ -14,6 +14,7 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums
 from onnxfold.passes.norms_plan import NormsPlan
+from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan
@@ -44,6 +45,7 @@ class Decided:
     changed: bool = False
     final: ModelInfo | None = None  # of a prepared copy of what is written
     sums: Sums = field(default_factory=Sums)
+    paper: PaperCounts | None = None  # where it is asked for
 
     def note(self, name: str, decision: Any, left_out: LeftOut | None) -> None:
         """Record what a pass decided, or made of what it had left out before."""
@@ -72,6 +74,7 @@ class Decided:
             made.centrings,
             (() if affine is None else affine.fusions) + self._tables.fusions,
             () if scales is None else scales.fusions,
+            self.decisions.get("batch norms", AffinePlan()).fusions,
             self._deferral.norms,
         )
 
@@ -118,7 +121,7 @@ class Decided:
             reasons(readers.refusals),
             scales.refusals,
             scaled_streams=self.decisions.get("scaled streams"),
-            paper=centring.paper,
+            paper=self.paper,
             rotated_streams=self.decisions.get("rotated streams"),
             rotated_heads=self.decisions.get("rotated heads"),
             split_gammas=self.decisions.get("split gammas"),

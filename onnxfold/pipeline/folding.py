@@ -1,6 +1,7 @@
 """The passes in order: each decides on a version of the model, creates the next, and is proved.
 
-    prepare -> reinstating -> scales -> affine [-> tables] -> centring [-> split gammas]
+    prepare -> reinstating -> scales -> batch norms -> affine [-> tables] -> centring
+            [-> split gammas]
             [-> rotated streams -> rotated heads] [-> scaled streams] -> deferral -> lower
     prepare -> readers back -> decompression -> centring                     convert --to rms
     prepare -> scales [-> affine] -> centring -> compression [-> readers]    convert --to crms
@@ -27,6 +28,8 @@ from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
+from onnxfold.passes.affine.batch_norms import apply as apply_batch_norms
+from onnxfold.passes.affine.batch_norms import decide as decide_batch_norms
 from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
@@ -49,6 +52,7 @@ from onnxfold.passes.lower.apply import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.node_notes import name_sources
+from onnxfold.passes.paper_counts import paper_counts
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.scales.apply import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
@@ -100,6 +104,13 @@ _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
     _SCALES,
+    Pass(
+        "batch norms",
+        decide_batch_norms,
+        apply_batch_norms,
+        proofs.of_affine,
+        lambda plan: outputs(plan.fusions),
+    ),
     _AFFINE,
     Pass(
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: outputs(plan.fusions)
@@ -138,7 +149,7 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers receive
 # Spells the result of all passes for a target; always last, and proved on what is written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
-AFFINE_PASSES = frozenset({"affine", "scales", "tables"})
+AFFINE_PASSES = frozenset({"affine", "batch norms", "scales", "tables"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +173,7 @@ def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[st
 
     uses up the working copy. A pass is applied if a later one decides on its result.
     """
-    state = _start(prepared)
+    state = _start(prepared, settings)
     last: tuple[Pass[Any], Any] | None = None
     for each in _passes(state, settings, without):
         if last is not None and not last[1].empty:
@@ -183,7 +194,7 @@ def fold(
     prove: bool = True,
 ) -> Folded:
     """Apply every pass except those ``without``; consumes the working copy of the original."""
-    state, names = _start(prepared), size_names(prepared.info)
+    state, names = _start(prepared, settings), size_names(prepared.info)
     for each in _passes(state, settings, without):
         _step(state, each, settings, timer, prove=prove)
     findings = state.findings  # of the version before spelling, in place if nothing is proved
@@ -235,8 +246,10 @@ def _again(state: Decided) -> Iterator[str]:
     yield from (name for name, due in given.items() if due or name in unproved)
 
 
-def _start(prepared: Prepared) -> Decided:
-    return Decided(prepared.info, describe(prepared.info, find_norms(prepared.info)))
+def _start(prepared: Prepared, settings: Settings) -> Decided:
+    info = prepared.info
+    paper = paper_counts(info) if settings.paper else None
+    return Decided(info, describe(info, find_norms(info)), paper=paper)
 
 
 def _step(

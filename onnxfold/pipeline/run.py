@@ -148,7 +148,7 @@ def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
 
 def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
     """Exclude scales if no stream is compressed, as a conversion moves factors only for this."""
-    moved = findings.plan.scales or findings.plan.fusions
+    moved = findings.plan.scales or findings.plan.fusions or findings.plan.batch_norms
     needless = findings.compressed is not None and not findings.compressed and moved
     return replace(attempt, needless=folding.AFFINE_PASSES) if needless else None
 
@@ -223,6 +223,7 @@ def _attempt(
             ("deferral", plan.deferred),
             ("tables", [fusion for fusion in plan.fusions if fusion.tables]),
             ("scales", plan.scales),
+            ("batch norms", plan.batch_norms),
             ("affine", [fusion for fusion in plan.fusions if not fusion.tables]),
             ("reinstating", [n for n in folded.findings.deferred_before if n.reinstated]),
         )

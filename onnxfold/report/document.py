@@ -8,8 +8,8 @@ from typing import Any
 
 from onnxfold import model_io
 from onnxfold.norms import NormKind
-from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.findings import Findings
+from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
 from onnxfold.shapes.claims import Claim
@@ -74,7 +74,7 @@ def inspection(
             "split_bytes": plan.split_bytes,
             "gamma_fused": sum(fusion.gamma for fusion in plan.fusions),
             "beta_fused": sum(fusion.beta for fusion in plan.fusions),
-            "scales_fused": len(plan.scales),
+            "scales_fused": len(plan.scales) + len(plan.batch_norms),
             "deferred": len(plan.deferred),
             "deferred_layer_norms": sum(bool(norm.centred) for norm in plan.deferred),
             "reinstated": sum(norm.reinstated for norm in findings.deferred_before),

@@ -6,7 +6,7 @@ response of its readers to a shift. It decides nothing.
 Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine parts, readers).
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,13 +14,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph import FLOATS, Reader
+from onnxfold.graph import FLOATS, ModelInfo, Reader
+from onnxfold.norms import CENTRINGS, NORMS
 from onnxfold.norms.bare_centring import BareCentring
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.streams.ends import ENDS
 from onnxfold.streams.model_transfers import (
     EXACT,
+    TRANSFERS,
     Assumptions,
     Equivariant,
     Invariant,
@@ -233,3 +236,14 @@ def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]
                 result[point] = PointFacts(False, True, None, (), (), (), (), ())
                 ready.append(point)
     return result
+
+
+@ENDS.found_by
+def _ends(view: ModelInfo) -> dict[ir.Value, list[Refusal]]:
+    asked = [site for site in NORMS.of(view) if site.subtracts_mean and site.size]
+    graph = walk_back(TRANSFERS.of(view), [*asked, *CENTRINGS.of(view)])
+    found: defaultdict[ir.Value, list[Refusal]] = defaultdict(list)
+    for point, facts in graph.points.items():
+        if facts.opaque is not None:
+            found[point.value].append(facts.opaque)
+    return dict(found)

@@ -12,6 +12,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from tests.operators.sample import Array
+from tests.operators.sampled_experts import moe, q_moe
 
 __all__ = ["OPERATORS", "group_norm", "group_normalization", "mean_variance", "operator"]
 
@@ -144,4 +145,6 @@ OPERATORS: tuple[type, ...] = (
     operator(_MICROSOFT, "GroupNorm", group_norm),
     operator(_MICROSOFT, "SkipGroupNorm", _skip_group_norm),
     operator(_MICROSOFT, "FusedMatMul", _fused_matmul),
+    operator(_MICROSOFT, "MoE", moe),
+    operator(_MICROSOFT, "QMoE", q_moe),
 )

@@ -145,6 +145,35 @@ def _first(arrays: list[Array | None]) -> Array:
     return arrays[0]
 
 
+def _batch_norm(draw: Draw) -> Sample:
+    """s x + t per channel; at times of numbers of the batch, in training."""
+    dims = draw.dims(2, 4)
+    channels = draw.static(dims)[1]
+    vectors = [draw.floats((channels,)) for _ in range(3)]
+    operands = [draw.floats(dims), *vectors, fixed(draw.normal((channels,)) ** 2)]
+    trains = draw.chance(0.1)
+    return _done(
+        draw,
+        "BatchNormalization",
+        draw.pick((14, 15)) if trains else draw.pick((9, 14, 15)),
+        operands,
+        attributes={"training_mode": 1} if trains else {},
+        outputs=3 if trains else 1,
+        function=_normalized,
+    )
+
+
+def _normalized(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    x, *parts = (array for array in arrays if array is not None)
+    scale, bias, mean, variance = (part.reshape(-1, *[1] * (x.ndim - 2)) for part in parts)
+    running = [part.copy() for part in parts[2:]]
+    if attributes.get("training_mode"):
+        axes = (0, *range(2, x.ndim))
+        mean, variance = (f(x, axis=axes, keepdims=True) for f in (np.mean, np.var))
+    y = (x - mean) / np.sqrt(variance + attributes.get("epsilon", 1e-5)) * scale + bias
+    return [np.asarray(y), *(running if attributes.get("training_mode") else ())]
+
+
 def _where(draw: Draw) -> Sample:
     full = draw.dims(1, 3)
     narrow = [draw.narrower(full) for _ in range(2)]
@@ -262,6 +291,7 @@ ELEMENTWISE: dict[Key, Any] = {
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast_like,
     ("", "Dropout"): _dropout,
+    ("", "BatchNormalization"): _batch_norm,
     ("", "Where"): _where,
     ("", "Softmax"): _softmax(logarithm=False),
     ("", "LogSoftmax"): _softmax(logarithm=True),

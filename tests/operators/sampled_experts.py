@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.operators.sample import Array, Dims, Draw, Operand, Sample, fixed
 
-__all__ = ["EXPERTS", "q_experts"]
+__all__ = ["EXPERTS", "moe", "q_experts", "q_moe"]
 
 _MS = "com.microsoft"
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -53,7 +53,7 @@ def _mixed(
     return y.reshape(x.shape)
 
 
-def _moe(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+def moe(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     x, router, *rest = [*arrays, *[None] * 6][:8]
     layers = [
         None if weight is None else (weight, bias)
@@ -89,7 +89,7 @@ def _experts(draw: Draw) -> Sample:
     if draw.chance(0.5):
         attributes["normalize_routing_weights"] = 1
     return Sample(
-        "MoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=_moe,
+        "MoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=moe,
         output_dims=(*rows, hidden),
     )  # fmt: skip
 
@@ -113,13 +113,13 @@ def q_experts(draw: Draw) -> Sample:
         "weights_prepacked": 0,
     }  # fmt: skip
     return Sample(
-        "QMoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=_q_moe,
+        "QMoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=q_moe,
         output_dims=(*rows, hidden),
     )  # fmt: skip
 
 
-def _q_moe(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
-    x, router, *rest = arrays
+def q_moe(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    x, router, *rest = [*arrays, *[None] * 6][:8]
     layers: list[tuple[Array, Array | None] | None] = []
     for at in (0, 3):
         codes, scales, bias = rest[at : at + 3]

@@ -325,7 +325,6 @@ OTHERS: dict[tuple[str, str], Sampler] = {
     ("", "MeanVarianceNormalization"): _norm(
         "MeanVarianceNormalization", 9, parameters=0, function=mean_variance, axes=[0, 2]
     ),
-    ("", "BatchNormalization"): _norm("BatchNormalization", 9, 14, 15, parameters=4),
     ("", "LRN"): _norm("LRN", 9, parameters=0, size=3),
     ("", "RotaryEmbedding"): _rotary,
     (_MS, "BiasGelu"): _native("BiasGelu", (2, 3, 4), (4,)),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["Sketch", "foldable_by_trial", "gated_stream", "to_onnx"]
+__all__ = ["C", "Sketch", "foldable_by_trial", "gated_stream", "layer_norm", "to_onnx"]
 
 Array = npt.NDArray[Any]
 B, T, C = 2, 3, 6  # norms of two elements would hardly depend on them
@@ -129,7 +129,7 @@ class _Maker:
         beta = np.zeros(size) if plain else self.normal(size)
         names = [self.sketch.weight(array, None) for array in (gamma, beta)]
         y = self.sketch.step(
-            "LayerNormalization", _layer_norm, read, *names, axis=-1, epsilon=_EPSILON
+            "LayerNormalization", layer_norm, read, *names, axis=-1, epsilon=_EPSILON
         )
         self.sketch.norms[y] = x, groups
         return self.shaped(y, 0) if groups > 1 else y
@@ -191,7 +191,7 @@ class _Maker:
             self.sketch.outputs.append(self.sketch.step("Sigmoid", _sigmoid, h))
 
 
-def _layer_norm(x: Array, gamma: Array, beta: Array) -> Array:
+def layer_norm(x: Array, gamma: Array, beta: Array) -> Array:
     centred = x - x.mean(-1, keepdims=True)
     return np.asarray(
         centred / np.sqrt((centred**2).mean(-1, keepdims=True) + _EPSILON) * gamma + beta

@@ -22,6 +22,7 @@ from tests.soundness.random_graphs import (
     chains,
     gated,
     merged,
+    mixtures,
     projection_graph,
     projections,
     random_graph,
@@ -130,6 +131,7 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     wanted |= {f"part with {step}" for step in projections.STEPS}
     wanted |= {f"chain {kind}" for kind in chains.CROSSINGS}
     wanted |= {f"gate {kind}" for kind in gated.GATES}
+    wanted |= {f"block {kind}" for kind in mixtures.BLOCKS}
     wanted |= {f"row {kind}" for kind in merged.ROWS}
     wanted |= {f"part {kind}" for kind in merged.PARTS}
     wanted |= {f"end {kind}" for kind in merged.ENDS}

@@ -79,6 +79,16 @@ def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value) -> AxisPart | No
     return AxisPart(source, named[0], part[0], part[1] - part[0], total)
 
 
+def joined_at(view: ModelInfo, node: ir.Node, index: int, axis: int) -> tuple[int, int] | None:
+    """Return where an operand of a Concat along an axis begins, and the size of all, or None."""
+    rank = view.rank(node.outputs[0]) if row_of(node).family is Family.CONCAT else None
+    sizes = [view.dim(value, axis) for value in node.inputs]
+    known = [size for size in sizes if isinstance(size, int)]
+    if rank is None or node.attributes.get_int("axis", 1) % rank != axis or len(known) < len(sizes):
+        return None
+    return sum(known[:index]), sum(known)
+
+
 def element_readers(value: ir.Value) -> list[ir.Node]:
     """Return the readers of elements, not of the shape alone, once for each reading."""
     return [use.node for use in value.uses() if facets.reads_elements(row_of(use.node))]

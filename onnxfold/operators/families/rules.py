@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.operators.families import elementwise, layout, reduce
 from onnxfold.operators.families.attention import Attention
+from onnxfold.operators.families.batch_norm import BatchNorm
 from onnxfold.operators.families.linear import Linear, refuse_codes, refuse_groups
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
 from onnxfold.operators.families.transfer import Transfer, refuse
@@ -20,6 +21,7 @@ _LAYER = Linear(why=refuse_groups)
 TRANSFERS: Mapping[Family, Transfer] = {
     Family.ADDITIVE: _PLAIN,
     Family.ATTENTION: Attention("q_num_heads", "kv_num_heads", (4, 5), inputs=7),
+    Family.BATCH_NORM: BatchNorm(),
     Family.CAST: Linear(elementwise.refuse_conversion),
     Family.CENTRING: reduce.Centring(),
     Family.CONCAT: Linear(why=layout.refuse_joining),

@@ -15,12 +15,11 @@ from onnxfold.graph.array_types import Float64
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS
-from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
+from onnxfold.passes.affine.absorptions import absorb
+from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
-from onnxfold.weights.edited import Product
-from onnxfold.weights.edits import Scale, Shift
 
 _GAMMA, _BETA = 1, 2
 _NAMES = {0.0: "zeros", 0.5: "halves", 1.0: "ones", 2.0: "twos"}
@@ -42,8 +41,10 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
         sources.append((fusion, source_within(edit, source)))
     places = PlaceEditor(edit)
     for fusion, source in sources:
+        gamma = source.gamma if fusion.scales else None
+        gamma = None if gamma is None else gamma / fusion.left
         for reader in fusion.readers:
-            _absorb(places, fusion, source, reader)
+            absorb(places, reader, gamma, source.beta)
     norms = Norms(edit)
     for fusion, source in sources:
         norms.take_away(fusion, source)
@@ -57,24 +58,6 @@ def source_within(edit: Editor, source: AffineSource) -> AffineSource:
         value=edit.value(source.value),
         nodes=tuple(edit.node(node) for node in source.nodes),
     )
-
-
-def _absorb(
-    places: PlaceEditor, fusion: AffineFusion, source: AffineSource, reader: Absorption
-) -> None:
-    """Change the weight and the bias of one linear layer."""
-    weight = reader.weight
-    tensor = places.numbers(weight)
-    if source.beta is not None:
-        for place in reader.biases:
-            part = slice(place.start, place.start + place.channels.size)
-            outer, factor = reader.outer, reader.factor
-            product = Product(
-                tensor, source.beta, weight.channels, outer, factor, part, place.halves
-            )
-            places.change(place, Shift(place.channels, product))
-    if fusion.scales and source.gamma is not None:
-        places.change(weight, Scale(weight.channels, source.gamma / fusion.left))
 
 
 class Norms:

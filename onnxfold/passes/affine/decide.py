@@ -15,14 +15,12 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.float_types import HALVES
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.operators.families.weight_roots import root_of
 from onnxfold.options import Target
+from onnxfold.passes.affine.absorptions import absorption, refuse_few_bits_of
 from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
-from onnxfold.passes.affine.biases import bias_of, parts_of
 from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
 from onnxfold.passes.affine.outlying import refuse_outlying
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
@@ -30,14 +28,10 @@ from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.affine.wanted import Folds, Wanted
 from onnxfold.passes.base import Settings
-from onnxfold.passes.places import Place, place_of, ref_of
+from onnxfold.passes.places import Place, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.targets.costs import Work, elements, work_beside
-from onnxfold.weights.dequantised import holder_of, quantised_weight
-from onnxfold.weights.edits import Scale
-from onnxfold.weights.half_weights import refuse_few_bits
-from onnxfold.weights.narrow import refuse_narrow
 
 _FIXED = "has a quantized weight, which cannot take gamma; fold before quantizing"
 
@@ -112,9 +106,8 @@ def _ranges(
         if not fusion.gamma or not isinstance(source, AffineSource) or source.gamma is None:
             continue
         for reader in fusion.readers:
-            found = range_warning(
-                values, fusion.norm, reader.weight, reader.outer, source.gamma, limit
-            )
+            gamma = reader.placed(source.gamma, 1.0)
+            found = range_warning(values, fusion.norm, reader.weight, reader.outer, gamma, limit)
             if found is not None:
                 warnings.append(found)
     return tuple(warnings)
@@ -179,7 +172,7 @@ def _candidate(
     found, shift_refusal = reached
     readers: list[Absorption] = []
     for item in found:
-        made = _absorption(view, item)
+        made = absorption(view, item)
         if isinstance(made, Refusal):
             return made
         readers.append(made)
@@ -204,7 +197,8 @@ def _candidate(
     gamma = None if isinstance(left, Refusal) else source.gamma
     if gamma is None and not beta:
         return stays
-    few = None if gamma is None else _few_bits(view, source, readers)
+    dtype = source.value.dtype
+    few = None if gamma is None else refuse_few_bits_of(view, gamma, dtype, readers)
     if few is not None:
         return few
     fusion = AffineFusion(
@@ -238,22 +232,6 @@ def _left(
     return outlying or kept_scale(view, source.gamma, readers)
 
 
-def _few_bits(
-    view: ModelInfo, source: AffineSource, readers: Iterable[Absorption]
-) -> Refusal | None:
-    """Name a weight that gamma would leave with too few bits, if any."""
-    if source.gamma is None or source.value.dtype not in HALVES:
-        return None
-    values = view.by_ref()
-    for reader in readers:
-        weight = values[reader.weight.value]
-        scale = Scale(reader.weight.channels, source.gamma)
-        why = refuse_few_bits(view.tensor(weight), scale, reader.outer.axes, weight.name or "")
-        if why is not None:
-            return why
-    return None
-
-
 def _with_new_biases(
     view: ModelInfo,
     site: NormSite,
@@ -271,7 +249,7 @@ def _with_new_biases(
             made.append(reader)
             continue
         place = _behind(view, node, item.absorbs, reader.outer)
-        if place is None:
+        if place is None or reader.start is not None:
             return _no_bias(node, "has no bias input for beta, and none can be added")
         without = without or node
         rows = elements(shape) // max(site.size, 1)
@@ -323,26 +301,3 @@ def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal 
 
 def _no_bias(node: ir.Node, sentence: str) -> Refusal:
     return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)
-
-
-def _absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
-    node, absorbs = item.reader.node, item.absorbs
-    root = root_of(view, Reader(node, absorbs.weight), absorbs.channels, absorbs.outer, fixed=True)
-    if isinstance(root, Refusal):
-        return root
-    if root.fixed:
-        numbers = quantised_weight(view, holder_of(root.value, root.reader))
-        unfit = numbers if isinstance(numbers, Refusal) else None
-    else:
-        unfit = refuse_narrow(view, root.value)
-    if unfit is not None:
-        return unfit
-    weight = place_of(view, root.value, root.reader, root.channels)
-    weight = replace(weight, fixed=root.fixed)
-    whole = all(digit.whole for digit in root.outer.digits)
-    disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
-    bias = bias_of(view, node, absorbs, root) if whole and disjoint else None
-    made = Absorption(ref_of(view, item.reader), weight, root.outer, bias, absorbs.factor)
-    if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
-        return made
-    return replace(made, parts=parts_of(view, node.outputs[0], absorbs))

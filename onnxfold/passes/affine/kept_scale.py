@@ -35,7 +35,7 @@ def kept_scale(view: ModelInfo, gamma: Float64, readers: Iterable[Absorption]) -
         if tensor is None or tensor.dtype is not ir.DataType.FLOAT16:
             continue  # other types have the exponents of float32 or more
         shape = tuple(tensor.shape.numpy())
-        factor = reader.weight.channels.spread(gamma, shape)
+        factor = reader.weight.channels.spread(reader.placed(gamma, 1.0), shape)
         sizes = np.abs(tensor.numpy().astype(np.float64) * factor)
         limits = np.finfo(np.float16)
         if 2 * sizes.max(initial=0.0) <= float(limits.max):

@@ -90,4 +90,5 @@ def _of_reader(view: ModelInfo, gamma: Float64, reader: Absorption) -> float:
     if tensor is None:
         return 1.0
     shape = tuple(tensor.shape.numpy())
-    return growth(gamma, evaluated(tensor), reader.weight.channels.spread(gamma, shape))
+    placed = reader.placed(gamma, 1.0)
+    return growth(placed, evaluated(tensor), reader.weight.channels.spread(placed, shape))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning
@@ -13,7 +16,8 @@ class Absorption:
     """A linear reader: its weight W absorbs gamma, its bias absorbs factor * W beta.
 
     ``outer`` are the channels of the reader's output in W. ``parts``: the biases after a Split of
-    the output, instead of ``bias``; each absorbs its part of W beta.
+    the output, instead of ``bias``; each absorbs its part of W beta. ``start``: where gamma begins
+    in the channels of W, if these are others (before them if negative).
     """
 
     reader: ReaderRef
@@ -22,6 +26,16 @@ class Absorption:
     bias: Place | None = None
     factor: float = 1.0
     parts: tuple[Place, ...] = ()
+    start: int | None = None
+
+    def placed(self, vector: Float64, neutral: float) -> Float64:
+        """Return gamma (``neutral`` 1) or beta (0) over all channels of W."""
+        if self.start is None:
+            return vector
+        whole, first = np.full(self.weight.channels.size, neutral), max(self.start, 0)
+        part = vector[first - self.start :][: whole.size - first]
+        whole[first : first + part.size] = part
+        return whole
 
     @property
     def biases(self) -> tuple[Place, ...]:

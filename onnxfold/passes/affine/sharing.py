@@ -25,7 +25,9 @@ class FusionCandidate:
     refusal: Refusal | None = None
 
 
-_Edit = tuple[str, Channels, bytes]  # gamma or beta with its weight, where, which numbers
+# Gamma or beta with its weight, the channels and where it begins in them, which numbers.
+_Edit = tuple[str, Channels, int | None, bytes]
+_Wanted = dict[tuple[ReaderRef, int | None], _Edit]
 
 
 def settle(
@@ -60,15 +62,16 @@ def settle(
         waiting = rest
 
 
-def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, _Edit]]:
+def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, _Wanted]:
     """Return for every constant the edit that each reader wants."""
-    wanted: dict[str, dict[ReaderRef, _Edit]] = defaultdict(dict)
+    wanted: dict[str, _Wanted] = defaultdict(dict)
     for candidate in candidates:
         gamma, beta = candidate.marks
         for reader in candidate.fusion.readers:
             if candidate.fusion.scales:
                 place = reader.weight
-                wanted[place.value][place.reader] = ("", place.channels, gamma)
+                edit = "", place.channels, reader.start, gamma
+                wanted[place.value][place.reader, reader.start] = edit
             for place in reader.biases:
                 if not place.value:
                     continue
@@ -76,18 +79,21 @@ def _wanted(candidates: Iterable[FusionCandidate]) -> dict[str, dict[ReaderRef, 
                 holder = f"{weight.value} {weight.reader.node if weight.fixed else ''}"
                 of = f"{holder} {reader.factor} {weight.channels}"
                 source = f"{of} {reader.outer} {place.start}"
-                wanted[place.value][place.reader] = (source, place.channels, beta)
+                edit = source, place.channels, reader.start, beta
+                wanted[place.value][place.reader, reader.start] = edit
     return wanted
 
 
-def _agreed(value: ir.Value, wanted: dict[ReaderRef, _Edit]) -> bool:
-    """Whether all readers of a constant want the same edit."""
+def _agreed(value: ir.Value, wanted: _Wanted) -> bool:
+    """Whether all readers of a constant want the same edit, or one wants any edits of parts."""
     readers = len(value.uses()) + value.is_graph_output()
+    if any(start is not None for _, start in wanted):
+        return readers == 1
     return readers == len(wanted) and len(set(wanted.values())) == 1
 
 
 def _with_copies(
-    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, dict[ReaderRef, _Edit]]
+    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, _Wanted]
 ) -> AffineFusion:
     def settled(place: Place | None) -> Place | None:
         if place is None or not place.value:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NORMS
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.paper import PaperCounts, paper_counts
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
@@ -18,8 +17,7 @@ class CentringDecision:
     """The plan, why each other norm does not fold, and what a paper's rules count.
 
     ``remaining`` are all norms by reference, ``in_place`` those that stay and become one operator,
-    ``left`` those that could fold and are better left as they are.  ``paper``: None where nobody
-    asked.
+    ``left`` those that could fold and are better left as they are.
     """
 
     plan: CentringPlan = field(default_factory=CentringPlan)
@@ -27,7 +25,6 @@ class CentringDecision:
     remaining: frozenset[str] = frozenset()
     in_place: frozenset[str] = frozenset()
     left: frozenset[str] = frozenset()
-    paper: PaperCounts | None = None
 
     @property
     def empty(self) -> bool:
@@ -63,7 +60,6 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
         frozenset(info.ref(site.output) for site in sites),
         frozenset(info.ref(site.output) for site in in_place),
         frozenset(found.left),
-        paper_counts(info, sites) if settings.paper else None,
     )
 
 

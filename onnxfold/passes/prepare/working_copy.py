@@ -5,7 +5,8 @@ addition with a norm are split into the addition and the norm, so that the analy
 addition; lowering fuses them again. Elements of an unbound tensor are picked from the tensor,
 operands of Identity are read directly, and loop-invariant weights are read from the outer scope.
 Parts of weights are stored separately, constant expressions are stored, chained factors merged,
-biases added, and means of a summand subtracted from it before the addition.
+biases added, layers of one input joined whose results are normalized together, and means of a
+summand subtracted from it before the addition.
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from onnxfold.passes.prepare.direct_reads import (
     read_directly,
     read_from_outside,
 )
+from onnxfold.passes.prepare.joined_layers import join_layers
 from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.stored_constants import (
@@ -45,6 +47,7 @@ _GIVEN = (
     fold_constants,
     merge_constant_factors,
     add_biases,
+    join_layers,
 )
 _WRITTEN = (merge_constant_factors, add_biases)
 

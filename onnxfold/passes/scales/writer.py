@@ -26,6 +26,7 @@ from onnxfold.graph.operands import (
 )
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.batch_norm_factors import channel_factors
 from onnxfold.operators.families.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.reactions import before_layout
@@ -131,22 +132,10 @@ def _elementwise(
 
 def _batch_norm(view: ModelInfo, node: ir.Node) -> ChannelOp | None:
     """(y - mean) * scale / sqrt(var + epsilon) + B on axis 1, in inference mode."""
-    y = node.inputs[0]
-    if node.attributes.get_int("spatial", 1) != 1:
+    found = channel_factors(view, node)
+    if found is None:
         return None
-    if y is None or node.attributes.get_int("training_mode", 0) != 0 or len(node.outputs) > 1:
-        return None
-    arrays = [view.array(operand) for operand in node.inputs[1:5]]
-    known = [array.astype(np.float64) for array in arrays if array is not None]
-    if len(known) != 4 or view.rank(y) is None or len({array.shape for array in known}) > 1:
-        return None
-    scale, bias, mean, variance = known
-    epsilon = np.float32(node.attributes.get_float("epsilon", 1e-5))  # as every attribute is
-    factor = scale / np.sqrt(variance + np.float64(epsilon))
-    if not np.all(np.isfinite(factor)):
-        return None
-    channels = Channels.along([(1, factor.size)])
-    return ChannelOp(node, 0, channels, factor, bias - mean * factor)
+    return ChannelOp(node, 0, Channels.along([(1, found[0].size)]), *found)
 
 
 def writer_of(
@@ -331,7 +320,7 @@ def _constants(
             return None
         betas = () if found.beta is None else (found.beta,)
         return LinearWriter(node, channels, found.gamma, (*biases, *betas), found.new_beta)
-    places = biases if op.shift is not None else factor_of(view, value, channels)
+    places = biases if op.scale is None else factor_of(view, value, channels)
     if not places:
         return None
     return LinearWriter(node, channels, places[0], tuple(biases), None)

@@ -156,7 +156,7 @@ def test_a_weight_that_is_stored_narrow_gets_no_channel_back(*, narrow: bool) ->
 
 
 def _force(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("streams.dataflow", "passes.affine.decide", "passes.scales.decide"):
+    for module in ("streams.dataflow", "passes.affine.absorptions", "passes.scales.decide"):
         monkeypatch.setattr(f"onnxfold.{module}.refuse_narrow", lambda *_: None)
 
 

@@ -19,6 +19,7 @@ from onnxfold.graph.constants import constant_tensor
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import decide
+from onnxfold.passes.paper_counts import paper_counts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from tests.graphs import Array, graph, weights
@@ -252,6 +253,5 @@ def test_the_plan_is_read_back_with_its_parts() -> None:
 def test_algorithm_1_does_not_ask_who_moves_with_a_norm() -> None:
     """The paper's count is of its own rules: whole weights, though v would move with q and k."""
     info = prepare(_model(_FOLDING["heads of three, as Persimmon"], "double")).info
-    decision = decide(info, Settings(Target.KERNELS, paper=True))
-    assert decision.paper is not None
-    assert (len(decision.plan.folds), decision.paper.algorithm1) == (2, 2)
+    folds = decide(info, Settings(Target.KERNELS)).plan.folds
+    assert (len(folds), paper_counts(info).algorithm1) == (2, 2)

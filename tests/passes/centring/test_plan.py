@@ -10,10 +10,8 @@ import pytest
 import onnxfold
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.options import Target
-from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import decide
-from onnxfold.passes.centring.paper import PaperCounts
 from onnxfold.passes.centring.plan import Fold, Insertion, WeightCentring
+from onnxfold.passes.paper_counts import PaperCounts, paper_counts
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
@@ -76,8 +74,7 @@ def test_what_is_picked_of_an_activation_is_no_embedding() -> None:
     counts = []
     for table in ("table", "h"):
         model = graph(body.format(table), "double[9,6] x, int64[N] ids", "double[N,6] y", made)
-        decision = decide(prepare(model).info, Settings(paper=True))
-        counts.append(decision.paper)
+        counts.append(paper_counts(prepare(model).info))
     assert counts == [PaperCounts(0, 1, 1), PaperCounts(0, 0, 0)]
 
 

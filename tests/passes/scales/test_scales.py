@@ -226,6 +226,15 @@ def test_a_batch_normalization_of_each_element_is_no_scale_of_channels() -> None
         assert (channel_op(infer(model), model.graph[0]) is not None) == known
 
 
+def test_a_batch_normalization_after_a_sum_scales_both_summands_or_stays() -> None:
+    more: dict[str, Array] = {"p": np.array([0.5, 2.0, -1.5, 3.0]), "v": np.array([1, 2, 3, 0.5])}
+    more["q"] = more["p"].reshape(4, 1)
+    norm = "y = BatchNormalization(a, p, p, p, v)"
+    assert_moved(f"t = Tanh(x) g = Mul(t, four) a = Add(g, q) {norm}", 1, more)
+    alone = scale_model(f"t = Tanh(x) a = Add(t, q) {norm}", more)
+    assert not absorb(alone).fusions
+
+
 def test_a_shared_weight_is_copied_or_left() -> None:
     body = "m = MatMul(x, W) p = Mul(m, ls) n = MatMul(x, W) h = Tanh(n) y = Add(p, h)"
     assert_moved(body, 1)

@@ -1,4 +1,4 @@
-"""Random models by seed: streams, gated ones, merged norms, attention, and single operators."""
+"""Random models by seed: streams, gates, experts, merged norms, attention, single operators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.soundness.random_graphs.chains import chain_graph
 from tests.soundness.random_graphs.draft import B, RandomGraph
 from tests.soundness.random_graphs.gated import gated_graph
 from tests.soundness.random_graphs.merged import merged_graph
+from tests.soundness.random_graphs.mixtures import mixture_graph
 from tests.soundness.random_graphs.projections import projection_graph
 from tests.soundness.random_graphs.residual import residual_graph
 from tests.soundness.random_graphs.sampled import sampled_graph
@@ -19,6 +20,7 @@ __all__ = [
     "chain_graph",
     "gated_graph",
     "merged_graph",
+    "mixture_graph",
     "projection_graph",
     "random_graph",
     "residual_graph",
@@ -30,6 +32,8 @@ __all__ = [
 def random_graph(seed: int) -> RandomGraph:
     """The model of a seed."""
     rng = random.Random(seed)  # noqa: S311 # no secret
+    if seed % 16 == 15:
+        return mixture_graph(rng)
     if seed % 8 == 5:
         return projection_graph(rng)
     if seed % 8 == 3:

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxfold.graph import ModelInfo
-from onnxfold.norms import NormKind, NormSite
+from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.passes.centring.network import solve
 from onnxfold.streams.dataflow import PointFacts, walk_back
-from onnxfold.streams.model_transfers import Assumptions, Embeddings, ModelTransfers, Point
+from onnxfold.streams.model_transfers import (
+    TRANSFERS,
+    Assumptions,
+    Embeddings,
+    ModelTransfers,
+    Point,
+)
 
 _MARKING = Assumptions(norm_output_centred=True, embeddings=Embeddings.OPAQUE, asks_readers=False)
 _EMBED_CENTRED = Assumptions(
@@ -32,10 +38,10 @@ class PaperCounts:
     d2: int
 
 
-def paper_counts(info: ModelInfo, sites: Sequence[NormSite]) -> PaperCounts:
+def paper_counts(info: ModelInfo) -> PaperCounts:
     """Count by each rule; whole weights are centred, and ones with other readers are split."""
-    transfers = ModelTransfers(info, sites)
-    layer_norms = [site for site in sites if site.kind is NormKind.LAYER_NORM]
+    transfers = TRANSFERS.of(info)
+    layer_norms = [site for site in NORMS.of(info) if site.kind is NormKind.LAYER_NORM]
     return PaperCounts(
         *(_counted(transfers, layer_norms, rule) for rule in (_MARKING, _EMBED_CENTRED, _D2))
     )

@@ -1,0 +1,146 @@
+"""All small graphs of linear layers, norms, sums and activations, against every subset of weights.
+
+    python -m tests.soundness.small_graphs [--values 7] [--part 1/1]
+
+goes through all graphs of so many values, the input x among them, of which every one is needed for
+the only output, and prints how many norms the oracle folds (subset_oracle.py) and the tool, and the
+graphs on which the tool folds fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import md5
+
+import numpy as np
+
+from onnxfold.model_io.sources import open_source
+from onnxfold.options import Folding, Target
+from onnxfold.passes.base import Settings
+from onnxfold.passes.centring.decide import decide
+from onnxfold.passes.prepare.working_copy import prepare
+from tests.soundness.subset_oracle import (
+    C,
+    Sketch,
+    feeds,
+    foldable_by_trial,
+    layer_norm,
+    to_onnx,
+)
+
+__all__ = ["Shape", "counts", "folds", "shapes", "sketch"]
+
+# Operators in order, each with the numbers of the values that it reads; 0 is the input x.
+Operator = tuple[str, tuple[int, ...]]
+Shape = tuple[Operator, ...]
+_UNARY = ("layer", "norm", "relu")
+_ROUNDS = 5  # of refinement, as many as the longest path
+
+
+def shapes(values: int) -> Iterator[Shape]:
+    """Yield the graphs of so many values with a norm, one of each that differ in order alone."""
+    seen = set()
+    for shape in _sequences((), values - 1):
+        read = {number for _, numbers in shape for number in numbers}
+        kinds = {kind for kind, _ in shape}
+        if read == set(range(values - 1)) and "norm" in kinds:
+            key = _key(shape)
+            if key not in seen:
+                seen.add(key)
+                yield shape
+
+
+def _sequences(before: Shape, more: int) -> Iterator[Shape]:
+    """Yield all sequences, but that of independent neighbors one order alone."""
+    if not more:
+        yield before
+        return
+    known = len(before) + 1
+    unary = ((kind, (number,)) for kind in _UNARY for number in range(known))
+    sums = (("sum", (a, b)) for a in range(known) for b in range(a))
+    for kind, numbers in (*unary, *sums):
+        last = before[-1] if before else None
+        apart = last is not None and known - 1 not in numbers
+        if last is not None and apart and (numbers, kind) < (last[1], last[0]):
+            continue
+        yield from _sequences((*before, (kind, numbers)), more - 1)
+
+
+def _key(shape: Shape) -> tuple[str, ...]:
+    """A name for a graph up to the order of its operators: colors, refined by those around."""
+    color = {0: "x", **{n: kind for n, (kind, _) in enumerate(shape, 1)}}
+    for _ in range(_ROUNDS):
+        around = {}
+        for number, own in color.items():
+            reads = shape[number - 1][1] if number else ()
+            readers = (n for n, (_, read) in enumerate(shape, 1) if number in read)
+            near = (sorted(color[n] for n in each) for each in (reads, readers))
+            around[number] = md5(f"{own} {list(near)}".encode(), usedforsecurity=False).hexdigest()
+        color = around
+    return tuple(sorted(color.values()))
+
+
+def sketch(shape: Shape) -> Sketch:
+    """The graph with weights; every norm has a gamma and a beta."""
+    made, numbers = Sketch(), np.random.default_rng(0)
+    values = ["x"]
+    for kind, read in shape:
+        operands = [values[number] for number in read]
+        if kind == "layer":
+            weight = made.weight(numbers.standard_normal((C, C)) + 0.5, 1)
+            values.append(made.step("MatMul", np.matmul, *operands, weight))
+        elif kind == "norm":
+            vectors = [made.weight(1 + numbers.random(C), None) for _ in range(2)]
+            y = made.step(
+                "LayerNormalization", layer_norm, *operands, *vectors, axis=-1, epsilon=1e-5
+            )
+            made.norms[y] = operands[0], 1
+            values.append(y)
+        elif kind == "relu":
+            values.append(made.step("Relu", lambda a: np.maximum(a, 0), *operands))
+        else:
+            values.append(made.step("Add", np.add, *operands))
+    made.outputs.append(values[-1])
+    return made
+
+
+def folds(shape: Shape) -> tuple[int, int]:
+    """Return how many norms the oracle folds, and the tool."""
+    made = sketch(shape)
+    possible = foldable_by_trial(made, feeds(random.Random(0)))  # noqa: S311 # no secret
+    settings = Settings(Target.ONNX, allow_split=0, fold=Folding.ALWAYS)
+    plan = decide(prepare(open_source(to_onnx(made)).model).info, settings).plan
+    return len(possible), len(plan.folds)
+
+
+def counts(chosen: Sequence[Shape]) -> tuple[Counter[str], list[Shape]]:
+    """Return the folds of both, and the graphs on which the tool is short."""
+    total: Counter[str] = Counter()
+    short = []
+    for shape in chosen:
+        possible, planned = folds(shape)
+        total.update(graphs=1, oracle=possible, tool=planned, missed=max(0, possible - planned))
+        if planned < possible:
+            short.append(shape)
+    return total, short
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Go through all graphs of so many values, or through one of several parts of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soundness.small_graphs")
+    parser.add_argument("--values", type=int, default=7)
+    parser.add_argument("--part", default="1/1", help="such as 2/3")
+    given = parser.parse_args(words)
+    part, parts = map(int, given.part.split("/"))
+    total, short = counts(list(shapes(given.values))[part - 1 :: parts])
+    sys.stdout.write(f"{dict(total)}\n")
+    sys.stdout.writelines(f"{shape}\n" for shape in short)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
