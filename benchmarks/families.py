@@ -2,8 +2,9 @@
 
     python -m benchmarks.families [DIRECTORY]
 
-exports each by TorchScript (opset 18, untrained, random gammas, betas and gates) to DIRECTORY, and
-writes benchmarks/results/families.csv. A family whose package is missing keeps its row.
+exports each by TorchScript (opset 18, untrained, random gammas, betas and gates) to DIRECTORY,
+quantizes two small recipes to int4 with ONNX Runtime, and writes benchmarks/results/families.csv. A
+family whose package is missing keeps its row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 
 import onnxfold
@@ -24,6 +26,8 @@ from benchmarks.rows import RESULTS, Row, merge
 
 __all__ = ["FAMILIES", "main"]
 
+_RECIPES = Path(__file__).parents[1] / "tests" / "recipes"
+_INT4 = {"gpt2-int4": "gpt2", "gpt-neox-int4": "pythia-160m"}
 _WIDTH, _HEADS = 32, 4
 _JOINT = {"joint_attention_dim": _WIDTH, "attention_head_dim": 8, "num_attention_heads": _HEADS}
 _DECODER = {
@@ -184,9 +188,22 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as made:
         directory = given or Path(made)
         directory.mkdir(parents=True, exist_ok=True)
-        rows = list(_rows(directory))
-    merge(RESULTS / "families.csv", rows, "recipe", {row.recipe for row in rows}, list(FAMILIES))
+        rows = [*_rows(directory), *_quantised(directory)]
+    order = [*FAMILIES, *_INT4]
+    merge(RESULTS / "families.csv", rows, "recipe", {row.recipe for row in rows}, order)
     return 0
+
+
+def _quantised(directory: Path) -> Iterator[Row]:
+    """Yield the rows of recipes whose MatMuls have weights of four bits, in blocks of 32."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    for name, recipe in _INT4.items():
+        path = directory / f"{name}.onnx"
+        made = MatMulNBitsQuantizer(onnx.load(_RECIPES / f"{recipe}.onnx"), bits=4, block_size=32)
+        made.process()
+        made.model.save_model_to_file(str(path))
+        yield _counted(name, "onnxruntime", path)
 
 
 def _rows(directory: Path) -> Iterator[Row]:
@@ -201,9 +218,13 @@ def _rows(directory: Path) -> Iterator[Row]:
         with torch.no_grad():
             _randomised(model)
             torch.onnx.export(model, inputs, str(path), dynamo=False, opset_version=18)
-        row = _row(name, source, onnxfold.inspect(path, target="kernels", fold="always"))
-        print(f"{name:12} {row.foldable:2} of {row.layer_norms:2} {row.left}")
-        yield row
+        yield _counted(name, source, path)
+
+
+def _counted(name: str, source: str, path: Path) -> Row:
+    row = _row(name, source, onnxfold.inspect(path, target="kernels", fold="always"))
+    print(f"{name:12} {row.foldable:2} of {row.layer_norms:2} {row.left}")
+    return row
 
 
 def _randomised(model: torch.nn.Module) -> None:

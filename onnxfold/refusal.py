@@ -105,7 +105,8 @@ EXPLANATIONS: dict[RefusalCode, Explanation] = {
     RefusalCode.CONCAT_ALONG_FIBER: Explanation(
         "Tensors are concatenated along the normalized axis, so one mean covers several of them "
         "and no part can be centered alone (Swin's patch merging).",
-        "Nothing in the file; the norm stays a LayerNorm.",
+        "Layers of one input, alike but for their channels, are joined to one if nothing but the "
+        "Concat reads them and their weights; otherwise the norm stays a LayerNorm.",
     ),
     RefusalCode.DYNAMIC_FIBER: Explanation(
         "The size of the normalized axes is known only at run time.",

@@ -76,9 +76,11 @@ def _families(rows: Sequence[Row]) -> str:
     return (
         "\n## Families without a recipe\n\n"
         "Small models with random weights, gammas, betas and gates, exported by TorchScript "
-        "(`python -m benchmarks.families`, `families.csv`). *bare*: x - mean(x) that no norm "
-        "follows, and how many go into the layer before. A gate that varies along the channels "
-        "(`varies_along_fiber`) ends a stream of diffusion transformers.\n\n"
+        "(`python -m benchmarks.families`, `families.csv`), and small recipes whose MatMuls have "
+        "weights of four bits, by ONNX Runtime's quantizer, which leaves Gemms as they are. *bare*"
+        ": x - mean(x) that no norm follows, and how many go into the layer before. A gate that "
+        "varies along the channels (`varies_along_fiber`) ends a stream of diffusion transformers."
+        "\n\n"
         + table(
             ("model", "by", "norms", "LayerNorms", "folds", "bare", "gammas and betas moved",
              "what stays"),

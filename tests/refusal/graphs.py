@@ -141,7 +141,7 @@ def _concat_along_fiber() -> Case:
     graph = _Graph()
     half = C // 2
     graph.node("MatMul", ["x", graph.weight("W", C, half)], "a")
-    graph.node("MatMul", ["x", graph.weight("V", C, half)], "b")
+    graph.node("MatMul", [graph.node("Tanh", ["x"], "z"), graph.weight("V", C, half)], "b")
     graph.norm(graph.node("Concat", ["a", "b"], "joined", axis=-1))
     weights = (("W", 1), ("V", 1))
     return graph.case(RefusalCode.CONCAT_ALONG_FIBER, "joined", weights=weights)
