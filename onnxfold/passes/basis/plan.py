@@ -72,6 +72,7 @@ def _rotation_row(stream: RotatedStream) -> dict[str, Any]:
         "name": stream.name,
         "size": stream.size,
         "matrix": "random" if stream.substituted else stream.kind.value,
+        "substituted": stream.substituted,
         "seed": stream.seed,
         "weights": [weight.value for weight in stream.weights],
         "norms": list(stream.norms),

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.errors import ModelError, UsageError
+from onnxfold.report import basis_lines
 from tests.builders import pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, post_norms, tied_at_once, wide_stream
 from tests.soundness.float64 import evaluate, relative_error
@@ -97,8 +98,11 @@ def test_many_norms_in_pieces_are_rotated() -> None:
 
 def test_a_size_without_a_hadamard_matrix_is_said() -> None:
     model = wide_stream("rms pieces", 1.0, width=18)
-    (stream,) = rotated(model).report["rotated_streams"]["streams"]
-    assert (stream["size"], stream["matrix"]) == (18, "random")
+    result = rotated(model)
+    (stream,) = result.report["rotated_streams"]["streams"]
+    assert (stream["size"], stream["matrix"], stream["substituted"]) == (18, "random", True)
+    (line, *_) = basis_lines.rotated(result.report)
+    assert "by a random matrix of 18, for want of a Hadamard matrix, seed 0" in line
 
 
 def refused(model: Any, **options: Any) -> str:

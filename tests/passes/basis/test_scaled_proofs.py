@@ -92,6 +92,7 @@ def test_what_is_decided_is_proved_and_right(name: str) -> None:
         ("post-norms", without_place("post0.gamma")),
         ("post-norms, layer", without_place("post1.beta")),
         ("post-norms, rms", without_place("post0.gamma")),
+        ("post-norms, bare", without_opened),
         ("tied", without_place("root")),
         ("tied at once", without_place("down1")),
         ("tied at once", without_opened),
