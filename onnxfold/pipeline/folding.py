@@ -173,12 +173,13 @@ def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[st
 
     uses up the working copy. A pass is applied if a later one decides on its result.
     """
-    state = _start(prepared, settings)
+    state = _start(prepared)
     last: tuple[Pass[Any], Any] | None = None
     for each in _passes(state, settings, without):
         if last is not None and not last[1].empty:
             last[0].apply(Editor(state.info), last[1], settings)
             state.info = ModelInfo(state.info.model)
+        _count_by_paper(state, each, settings)
         last = each, each.decide(state.info, settings)
         state.note(each.name, last[1], None)
     return state
@@ -194,8 +195,9 @@ def fold(
     prove: bool = True,
 ) -> Folded:
     """Apply every pass except those ``without``; consumes the working copy of the original."""
-    state, names = _start(prepared, settings), size_names(prepared.info)
+    state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(state, settings, without):
+        _count_by_paper(state, each, settings)
         _step(state, each, settings, timer, prove=prove)
     findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
@@ -246,10 +248,14 @@ def _again(state: Decided) -> Iterator[str]:
     yield from (name for name, due in given.items() if due or name in unproved)
 
 
-def _start(prepared: Prepared, settings: Settings) -> Decided:
-    info = prepared.info
-    paper = paper_counts(info) if settings.paper else None
-    return Decided(info, describe(info, find_norms(info)), paper=paper)
+def _start(prepared: Prepared) -> Decided:
+    return Decided(prepared.info, describe(prepared.info, find_norms(prepared.info)))
+
+
+def _count_by_paper(state: Decided, chosen: Pass[Any], settings: Settings) -> None:
+    """Count by the paper's rules what centering decides on: factors after layers are in them."""
+    if settings.paper and chosen is _CENTRING and state.paper is None:
+        state.paper = paper_counts(state.info)
 
 
 def _step(

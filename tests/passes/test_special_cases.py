@@ -66,12 +66,12 @@ CASES = {
 }
 STEPS = {
     "add_biases": ("pipeline/fixtures/gru_script", "scales"),
-    "fold_constants": ("norms/fixtures/jax_jnp_rms_norm", "nodes"),
+    "fold_constants": ("recognition/fixtures/jax_jnp_rms_norm", "nodes"),
 }
 RULES = {
-    "Where": "norms/fixtures/jax_jnp_layer_norm",
-    "BatchNormalization": "norms/fixtures/tf_keras2_layer_norm_13",
-    "InstanceNormalization": "norms/fixtures/torch_group_norm_vectors_dynamo_18",
+    "Where": "recognition/fixtures/jax_jnp_layer_norm",
+    "BatchNormalization": "recognition/fixtures/tf_keras2_layer_norm_13",
+    "InstanceNormalization": "recognition/fixtures/torch_group_norm_vectors_dynamo_18",
 }
 # x-transformers: F.normalize(x) * scale * g, before a linear layer.
 _NORMALIZED = """<ir_version: 8, opset_import: ["": 17]> g (float[B,4,8] x) => (float[B,4,5] y)
@@ -142,7 +142,7 @@ def test_a_layer_norm_without_bias_behind_onnxruntime_is_found_by_its_last_opera
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its SimplifiedLayerNormFusion makes an operator of what follows x - mean(x)."""
-    source = _TESTS / "norms/fixtures/torch_layer_norm_no_bias_script_13.onnx"
+    source = _TESTS / "recognition/fixtures/torch_layer_norm_no_bias_script_13.onnx"
     model = executed(source, tmp_path, level="extended")
     assert "SimplifiedLayerNormalization" in {node.op_type for node in model.graph.node}
     assert _norms(model) == 1
