@@ -35,7 +35,7 @@ from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.recognition import find_norms
 from onnxfold.shapes.claims import check_claims
-from onnxfold.targets.lowering import TargetLowering
+from onnxfold.targets.norm_forms import NORM_FORMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def drop_means(
 def _judged(model: ir.Model, report: Mapping[str, Any], settings: Settings) -> list[DroppedMean]:
     """Return every LayerNorm of a model, with what was measured of it."""
     info = prepared_for(model, settings).info
-    lowering = TargetLowering(info, settings.target, settings.norm_form)
+    forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
     rows = {row["name"]: row for row in report["norms"]}
     unmeasured = {row["name"]: row["reason"] for row in report["refused"]}
     sites = find_norms(info)
@@ -158,7 +158,7 @@ def _judged(model: ir.Model, report: Mapping[str, Any], settings: Settings) -> l
         if site.kind is not NormKind.LAYER_NORM:
             continue
         row = rows.get(site.name)
-        reason = refuse_dropping(site, lowering, settings)
+        reason = refuse_dropping(site, forms, settings)
         if row is None or names[site.name] > 1:
             why = unmeasured.get(site.name, "another norm has its name")
             found.append(DroppedMean(site.name, None, None, reason or f"not measured: {why}"))
