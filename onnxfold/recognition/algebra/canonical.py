@@ -82,8 +82,8 @@ class Canonical:
         if node is None or row_of(node).family not in _REPEATED:
             return value
         operands = []
-        for operand in node.inputs:
-            integers = self.view.integers(operand)
+        for index, operand in enumerate(node.inputs):
+            integers = self.view.integers(operand) if index else None  # data may be a large table
             known = None if operand is None else self._roots.get(operand, operand)
             operands.append(known if integers is None else integers)
         attributes = sorted((key, repr(item.value)) for key, item in node.attributes.items())
