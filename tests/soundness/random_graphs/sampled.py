@@ -17,16 +17,20 @@ from tests.operators.sample import Array, Draw, Operand, Sample
 from tests.operators.samplers import SAMPLERS
 from tests.soundness.random_graphs.draft import Draft, RandomGraph
 
-__all__ = ["sampled_graph"]
+__all__ = ["DRAWN", "sampled_graph"]
 
 Key = tuple[str, str]
 _EPSILON = 2.0**-10
 _ONE_TYPE = {("", "Cast"), ("", "CastLike")}
 
 
+# Drawn by mixtures.py as well; without it here, the seeds that tests name keep their graphs.
+DRAWN = sorted(SAMPLERS.keys() - {("", "BatchNormalization")})
+
+
 def sampled_graph(rng: random.Random, key: Key | None = None) -> RandomGraph:
     """A model around the operator ``key``, or around any of the table."""
-    key = rng.choice(sorted(SAMPLERS)) if key is None else key
+    key = rng.choice(DRAWN) if key is None else key
     while True:
         sample: Sample = SAMPLERS[key](Draw(rng))
         if all(0 not in o.array.shape for o in sample.operands if o is not None and o.moves):
