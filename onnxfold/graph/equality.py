@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.constants import attribute_tensor
-from onnxfold.model_io.file_tensor import release
+from onnxfold.model_io.mapped import release
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 _ROWS_BYTES = 2 << 20

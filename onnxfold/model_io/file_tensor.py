@@ -11,14 +11,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
+from onnxfold.model_io.mapped import FileMap
 from onnxfold.model_io.messages import show
 
 # A mapping costs about 15 us; smaller arrays are read once and kept.
 _KEEP_BYTES = 16384
-
-
-class _Map(mmap.mmap):
-    """A private map of a read-only file, so that its pages may be dropped."""
 
 
 class FileTensor(ir.ExternalTensor):
@@ -76,7 +73,7 @@ class FileTensor(ir.ExternalTensor):
             self._array = array
         return array
 
-    def rows(self, numbers: Iterable[int]) -> npt.NDArray[np.generic]:
+    def read_rows(self, numbers: Iterable[int]) -> npt.NDArray[np.generic]:
         """Return some rows of axis 0, read and not mapped.
 
         A system that caches a file in large pages maps the whole page for one byte of it, so
@@ -121,28 +118,10 @@ class FileTensor(ir.ExternalTensor):
                 if self.nbytes == 0:
                     return np.empty(0, np.uint8)
                 length = offset + self.nbytes - start
-                mapped = _Map(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+                mapped = FileMap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
         except OSError as error:
             raise ModelError(f"{show(self.path)}: {error.strerror}") from error
         return np.frombuffer(mapped, np.uint8, count=self.nbytes, offset=offset - start)
-
-
-def release(array: npt.NDArray[np.generic]) -> None:
-    """Drop the pages of an array that `FileTensor` maps from the resident memory.
-
-    They are mapped again when they are read again. Other arrays are not affected.
-    """
-    owner: object = array
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if not isinstance(owner, _Map) or not array.flags.c_contiguous or not array.size:
-        return
-    if hasattr(mmap, "MADV_DONTNEED"):
-        low = array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-        start = low - low % mmap.PAGESIZE
-        owner.madvise(mmap.MADV_DONTNEED, start, low + array.nbytes - start)
 
 
 def packed_nbytes(dtype: ir.DataType, elements: int) -> int:

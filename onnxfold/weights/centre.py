@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Array
-from onnxfold.model_io.file_tensor import FileTensor
+from onnxfold.model_io.mapped import RowReader
 from onnxfold.weights.edited import EditedTensor, edited
 from onnxfold.weights.edits import Centre
 from onnxfold.weights.means import is_centred
@@ -46,8 +46,8 @@ def is_centred_weight(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
     """
     rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
     within_rows = all(digit.axis != 0 for digit in fiber.digits)
-    if isinstance(tensor, FileTensor) and rows >= 2 * _SAMPLED_ROWS and within_rows:
-        sample = tensor.rows(range(0, rows, rows // _SAMPLED_ROWS))
+    if isinstance(tensor, RowReader) and rows >= 2 * _SAMPLED_ROWS and within_rows:
+        sample = tensor.read_rows(range(0, rows, rows // _SAMPLED_ROWS))
         if not is_centred(sample, fiber):
             return False
     return is_centred(tensor.numpy(), fiber)

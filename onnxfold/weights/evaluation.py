@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxfold.errors import WeightOverflowError
 from onnxfold.graph.array_types import Array, Float64
-from onnxfold.model_io.file_tensor import release
+from onnxfold.model_io.mapped import release
 from onnxfold.weights.edits import Centre, Edit, Scale
 from onnxfold.weights.means import chosen_elements, split_digits
 from onnxfold.weights.native_rows import RowEdit, RowProgram

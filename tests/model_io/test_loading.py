@@ -89,12 +89,12 @@ def test_rows_are_those_of_the_array(tmp_path: Path, data: tuple[str, ...], kind
     raw = numpy_helper.from_array(numpy_helper.to_array(tensor), "W")
     loaded = weights_of(model_io.load(save(linear(raw), tmp_path / "m.onnx", *data)))["W"]
     assert isinstance(loaded, FileTensor)
-    rows = loaded.rows((0, 7, 299))
+    rows = loaded.read_rows((0, 7, 299))
     assert rows.dtype == loaded.numpy().dtype
     assert np.array_equal(rows, loaded.numpy()[[0, 7, 299]])
     os.utime(loaded.path, ns=(1, 1))
     with pytest.raises(ModelError, match="has changed since it was loaded"):
-        loaded.rows((0,))
+        loaded.read_rows((0,))
 
 
 def test_weights_are_not_read_after_their_file_has_changed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxfold import model_io
-from onnxfold.model_io.file_tensor import release
+from onnxfold.model_io.mapped import release
 from tests.model_io.files import linear, refer, save, weight
 
 COUNT, MIB = 12, 2**20
