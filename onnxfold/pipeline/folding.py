@@ -234,13 +234,14 @@ def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Ite
 def _again(state: Decided) -> Iterator[str]:
     """Yield the names of the passes that a second run would give something to do.
 
-    New biases take constants that are added to parts of a layer. A norm between whose parts a
-    deferral stands has a gamma of its own. Moves that were not proved together may be one by one.
+    New biases take constants that are added to parts of a layer. Deferred norms leave gammas and
+    scales where layers reach them. Moves that were not proved together may be one by one.
     """
     affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
     deferral: DeferralPlan = state.decisions.get("deferral", DeferralPlan())
+    biased = any(place.behind for fusion in affine.fusions for place in fusion.places)
     given = {
-        _SCALES.name: any(place.behind for fusion in affine.fusions for place in fusion.places),
+        _SCALES.name: biased or not deferral.empty,
         _AFFINE.name: not deferral.empty,
         _CENTRING.name: False,
     }
