@@ -10,6 +10,7 @@ def run() -> None:
     try:
         _run()
     except KeyboardInterrupt:  # before the command has started, as in an import
+        sys.stderr.write(f"onnxfold: {CommandInterruptedError()}\n")
         sys.exit(CommandInterruptedError.exit_code)
 
 

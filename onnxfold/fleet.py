@@ -134,7 +134,8 @@ def attempted(work: Work, errand: Errand) -> FleetRow:
     except OnnxfoldError as error:
         return FleetRow(*names, error=str(error), exit_code=error.exit_code)
     except OSError as error:
-        return FleetRow(*names, error=one_line(error), exit_code=ModelError.exit_code)
+        what = f"{error.filename or names[1]}: {error.strerror or one_line(error)}"
+        return FleetRow(*names, error=what, exit_code=ModelError.exit_code)
     except Exception as error:  # a defect, which is reported and ends only this model's work
         what = f"internal error, {type(error).__name__}: {one_line(error)}"
         return FleetRow(*names, error=what, exit_code=InvariantError.exit_code)

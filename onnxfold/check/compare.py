@@ -194,5 +194,6 @@ def check_interface(original: ModelSource, changed: ModelSource) -> None:
         )
         if before != after:
             raise VerificationError(
-                f"{changed.label}: its {kind} are {', '.join(after)}, not {', '.join(before)}"
+                f"{changed.label}: its {kind} are {', '.join(after)}, not {', '.join(before)}; "
+                "models are compared by these names"
             )

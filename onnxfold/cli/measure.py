@@ -182,6 +182,12 @@ def _interrupted_once() -> Iterator[None]:
             signal.signal(signal.SIGINT, usual)
 
 
+_LEGEND = (
+    "mean ± deviation over vectors; angle to 1: degrees from the vector of ones, 90 if the mean is "
+    "0; share along 1: part of the energy that the mean has; error without mean: of an RMSNorm here"
+)
+
+
 def _print(document: dict[str, Any], seconds: float, verbosity: Verbosity) -> None:
     from onnxfold.geometry.page import norm_cells, summary
     from onnxfold.report.fitted_tables import print_table
@@ -189,12 +195,13 @@ def _print(document: dict[str, Any], seconds: float, verbosity: Verbosity) -> No
     measured = ("vectors", "angle to 1 before", "after", "share along 1", "error without mean")
     console, full = terminal.console(verbosity), verbosity is Verbosity.VERBOSE
     rows = [
-        (*cells[:3], f"{norm['before']['norm']['count']:,}", *cells[3:])
+        (cells[0], f"{cells[1]} {cells[2]}", f"{norm['before']['norm']['count']:,}", *cells[3:])
         for norm, cells in zip(document["norms"], norm_cells(document), strict=True)
     ]
     if document["model"] is not None:
         console.print(document["model"], markup=False, highlight=False)
-    print_table(console, ("norm", "kind", "size"), rows, measured, names=(0,), full=full)
+    print_table(console, ("norm", "is"), rows, measured, names=(0,), full=full)
+    console.print(_LEGEND)
     rate = document["rows"] / seconds
     console.print(f"{summary(document)} ({seconds:.1f} s, {rate:,.1f} rows/s)", highlight=False)
     for norm in document["refused"]:

@@ -74,9 +74,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: it cannot be read: {error}; --no-config leaves it") from error
+        raise ModelError(f"{path}: it cannot be read: {error}; --no-config ignores it") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: it is not TOML: {error}; --no-config leaves it") from error
+        raise UsageError(f"{path}: it is not TOML: {error}; --no-config ignores it") from error
 
 
 def _named(command: Any) -> dict[str, tuple[Any, bool]]:

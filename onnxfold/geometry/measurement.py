@@ -88,7 +88,13 @@ def measured(
         providers=wanted.providers or ("CPUExecutionProvider",),
         threads=wanted.threads,
     )
-    mark = measuring_state.fingerprint([asdict(reading), shards, task.norms, wanted.threads])
+    model_files = (
+        () if source.path is None else (source.path, *model_io.data_files(source.path).values())
+    )
+    mark = measuring_state.fingerprint(
+        [asdict(reading), shards, task.norms, wanted.threads],
+        [*model_files, *(shard.file for shard in shards)],
+    )
     progress = Progress(0, Totals.none(task.norms))
     if wanted.resume is not None:
         progress = measuring_state.load(wanted.resume, mark) or progress

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,23 @@ class Progress:
         return Progress(self.done + 1, self.totals.merged(result), self.bad)
 
 
-def fingerprint(parts: Sequence[Any]) -> str:
-    """Return a digest of everything that determines a result."""
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
+def fingerprint(parts: Sequence[Any], files: Iterable[str | Path]) -> str:
+    """Return a digest of everything that determines a result.
+
+    Of files it has their sizes and the times at which they were last written.
+    """
+    written = []
+    for file in sorted(each for named in set(map(Path, files)) for each in _files(named)):
+        status = file.stat()
+        written.append((str(file), status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(json.dumps([parts, written], default=str).encode()).hexdigest()
+
+
+def _files(named: Path) -> Iterable[Path]:
+    """Return a file, those of a folder of images, or nothing where the name is no file's."""
+    if named.is_dir():
+        return (file for file in named.rglob("*") if file.is_file())
+    return (named,) if named.is_file() else ()
 
 
 def save(path: Path, mark: str, progress: Progress) -> None:
@@ -62,12 +76,14 @@ def load(path: Path, mark: str) -> Progress | None:
         return None
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        if state["fingerprint"] == mark:
-            return Progress(state["done"], Totals.from_state(state["totals"]), tuple(state["bad"]))
+        earlier = state["fingerprint"], state["done"], state["totals"], state["bad"]
+        if earlier[0] == mark:
+            return Progress(earlier[1], Totals.from_state(earlier[2]), tuple(earlier[3]))
     except OSError as error:
         raise DataError(f"--resume '{path}': {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"--resume '{path}': no state of a measurement; name another") from error
     raise UsageError(
-        f"--resume '{path}' is of another model, data or options; remove it to begin anew"
+        f"--resume '{path}' is of another model, data or options, or a file was written since; "
+        "remove it to begin anew"
     )

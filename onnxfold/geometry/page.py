@@ -41,7 +41,7 @@ def conclusion(report: Mapping[str, Any]) -> str | None:
     step = f"{_name(report)}, step {report['step']:,}" if "step" in report else _name(report)
     return (
         f"{step}: the means carry {_range(shares)} of the squared length of what the norms read. "
-        f"To drop their subtraction, without a fold, would change the normalized vectors by "
+        f"Dropping their subtraction, without a fold, would change the normalized vectors by "
         f"{_range(errors)}."
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_GAP, _LEAST_NAME = 2, 12  # characters
+_GAP, _LEAST_NAME = 2, 15  # characters
 _QUOTED = re.compile(r"([\"'(]*)(.*?)([\"'),.;:]*)", re.DOTALL)
 _NUMBERED = re.compile(r"\d|…")
 _PIECE = re.compile(r"[^/._:]*[/._:]+|[^/._:]+")
@@ -83,6 +83,8 @@ def _without_parts(word: str, most: int) -> str:
 
 
 def _without_middle(word: str, most: int) -> str:
+    if len(word) > most and len(word.strip("…")) <= most:  # a part of the name, as --exclude takes
+        return word.strip("…")
     head = (most - 1) // 2
     tail = most - 1 - head
     return word if len(word) <= most else f"{word[:head]}…{word[len(word) - tail :]}"

@@ -278,7 +278,7 @@ def _verification(verification: Mapping[str, Any]) -> str:
     errs = (
         "has errors that are not finite"
         if ratio is None
-        else (f"errs {ratio:.2g} times as much as the original errs by rounding")
+        else f"has {ratio:.2g} times the original's own rounding error"
     )
     truth = _TRUTHS.get(verification["method"], verification["method"])
     return (

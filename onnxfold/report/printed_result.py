@@ -145,7 +145,7 @@ def _brief(console: Console, reason: str) -> str:
     while len(" ".join(words)) > room - console.width // 4:
         del words[-1]
     text = " ".join(words)
-    clause = max(map(text.rfind, ("; ", ", ", " (")))
+    clause = max(map(text.rfind, ("; ", " (")))
     return text[:clause] if clause > len(text) // 2 else f"{text} …"
 
 

@@ -25,7 +25,7 @@ def totals(summary: Mapping[str, Any]) -> str:
     if left:
         more = "more " if summary["folded"] else ""
         stays = "stays as it is" if left == 1 else "stay as they are"
-        line += f", {left} {more}could and {stays}"
+        line += f", {left} {more}could but {stays}"
     if summary.get("restored") is not None:
         rms_norms = counted(summary["rms_norms"], "RMSNorm")
         line = f"{summary['restored']} of {rms_norms} restored to LayerNorm"
@@ -77,7 +77,7 @@ def priced(report: Mapping[str, Any]) -> str | None:
     prices = report["inspect"]["prices"]
     free = ""
     if report["before_after"]["free_dimensions"]:
-        free = f" (each free size counted as 1), and {prices['operator_us']:g} µs for each operator"
+        free = f", and {prices['operator_us']:g} µs each to start; each free size counts as 1"
     takes = "node, which takes" if more == 1 else "nodes, which take"
     return (
         f"estimate: the norms save {prices['saved_us']:.3g} µs for {more} more {takes} "
@@ -117,14 +117,14 @@ def _alignment_of(size: int) -> int:
 def claimed(document: Mapping[str, Any]) -> str | None:
     """Return the line on shapes that are only declared by the model, or None."""
     claims = document.get("claimed_shapes")
-    if not claims or not claims["count"]:
+    if not document["norms"] or not claims or not claims["count"]:
         return None
     worst = claims["worst"]
     inferred = "no shape" if worst["inferred"] is None else _sizes(worst["inferred"])
     return (
         f"{counted(claims['count'], 'shape')} that the model declares cannot be confirmed and "
-        f"{'is' if claims['count'] == 1 else 'are'} believed, as of '{worst['value']}': declared "
-        f"{_sizes(worst['claimed'])}, inferred {inferred}"
+        f"{'is' if claims['count'] == 1 else 'are'} believed, such as that of '{worst['value']}': "
+        f"declared {_sizes(worst['claimed'])}, inferred {inferred}"
     )
 
 

@@ -97,6 +97,13 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
     assert onnxfold.measure(chain_model(), data, resume=state) == whole
     with pytest.raises(UsageError, match="of another model, data or options"):
         onnxfold.measure(chain_model(), data, resume=state, seed=1)
+    status = data.stat()
+    os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(UsageError, match="or a file was written since"):
+        onnxfold.measure(chain_model(), data, resume=state)
+    state.write_text('{"fingerprint": "mine"}', encoding="utf-8")
+    with pytest.raises(DataError, match="no state of a measurement"):
+        onnxfold.measure(chain_model(), data, resume=state)
     state.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="no state of a measurement"):
         onnxfold.measure(chain_model(), data, resume=state)

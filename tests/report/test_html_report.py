@@ -183,7 +183,7 @@ def test_the_page_shows_every_part_of_a_full_report() -> None:
         "logits",
         "1.4e-07",
         "1 folded norms read inputs of mean zero",
-        "The result errs 0.8 times as much as the original errs by rounding",
+        "The result has 0.8 times the original's own rounding error",
         "gamma moved into the next linear layers",
         "beta kept: a zero pad",
         "3 weights carry a gamma and 4 biases a beta",
