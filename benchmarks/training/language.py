@@ -259,10 +259,11 @@ def main(words: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     texts = data.brown(given.data or data.CACHE)
     for seed in range(given.seeds if "tuning" in given.parts else 0):
-        if has(given.out, seed=seed, dropout=DROPOUT):
+        width, _ = SHAPES[given.scale]
+        if has(given.out, width=width, seed=seed, dropout=DROPOUT):
             continue
         rows = tuned(texts, seed, given)
-        put(given.out, rows, ("seed", "dropout"))
+        put(given.out, rows, ("width", "seed", "dropout"))
         for row in rows:
             print(f"seed {seed} {row.setting}: loss {row.loss}, perplexity {row.perplexity}")
     if "angles" in given.parts:

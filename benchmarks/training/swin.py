@@ -26,9 +26,9 @@ from benchmarks.training import data
 from benchmarks.training.figures import draw
 from benchmarks.training.together import CENTRED, options, train, variants
 
-HELD_OUT, BATCH = 360, 32
+HELD_OUT, BATCH = 360, 128
 RATES = (1e-3, 1e-4, 1e-5)
-EPOCHS = {"tiny": 1, "small": 40, "full": 200}
+EPOCHS = {"tiny": 1, "small": 24, "full": 200}
 WIDTHS = {"tiny": 8, "small": 16, "full": 96}
 DEPTHS = {"tiny": [1, 1], "small": [1, 1], "full": [2, 2]}
 

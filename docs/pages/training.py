@@ -87,19 +87,23 @@ def _fine_tuning() -> str:
             for row in read_rows("training_language.csv")
             for name, _, stage in (row["setting"].partition(", "),)
         ],
+        "width",
+        "layers",
         "dropout",
         "name",
     )
-    for (dropout, setting), rows in groups.items():
-        stages, own = _groups(rows, "stage"), _groups(groups[dropout, "layer_norm"], "stage")
-        size = f"{rows[0]['width']} x {rows[0]['layers']}"
+    for (*size, dropout, setting), rows in groups.items():
+        stages = _groups(rows, "stage")
+        own = _groups(groups[(*size, dropout, "layer_norm")], "stage")
         values = [_spread((r["perplexity"] for r in stages[at,]), 2) for at in ("before", "after")]
         seeds = str(len(stages["after",]))
         less = _beside(stages["after",], own["after",], "perplexity", 3)
-        lines.append((size, dropout, setting, seeds, *values, less))
+        steps = " + ".join(stages[at,][0]["steps"] for at in ("before", "after"))
+        lines.append((" x ".join(size), dropout, steps, setting, seeds, *values, less))
     heads = (
         "width, layers",
         "dropout",
+        "steps",
         "setting",
         "seeds",
         "before",

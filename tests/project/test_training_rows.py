@@ -80,13 +80,15 @@ def test_the_table_of_trainings_where_it_is_not_equivalent() -> None:
 def test_the_table_of_fine_tuning() -> None:
     rows = columns("training_language.csv")
     lines = printed("fine-tuning")
-    assert 2 * len(lines) == len({*zip(rows["setting"], rows["dropout"], strict=True)})
-    for _, dropout, setting, seeds, *values, less in lines:
-        alike = rows["dropout"] == dropout
+    keys = zip(rows["setting"], rows["width"], rows["dropout"], strict=True)
+    assert 2 * len(lines) == len({*keys})
+    for size, dropout, steps, setting, seeds, *values, less in lines:
+        alike = (rows["dropout"] == dropout) & (rows["width"] == size.partition(" x ")[0])
         for stage, value in zip(("before", "after"), values, strict=True):
             own = alike & (rows["setting"] == f"{setting}, {stage} fine-tuning")
             assert len(set(rows["seed"][own])) == own.sum() == int(seeds)
             assert spread(rows["perplexity"][own], 2) == value
+            assert set(rows["steps"][own]) == {steps.split(" + ")[stage == "after"]}
         norm = alike & (rows["setting"] == "layer_norm, after fine-tuning")
         assert beside(rows, own, norm, "perplexity", 3) == less
 
