@@ -32,6 +32,7 @@ _DOINGS = {
     "verify": "comparing with a float64 run",
     "count": "counting operators",
     "sessions": "counting what sessions execute",
+    "time": "timing the longer session",
     "measure": "measuring what norms read and write",
     "bench": "timing the models in turns",
 }

@@ -101,16 +101,17 @@ _CENTRING: Pass[CentringDecision] = Pass(
 )
 _READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
 _READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
+_BATCH_NORMS: Pass[AffinePlan] = Pass(
+    "batch norms",
+    decide_batch_norms,
+    apply_batch_norms,
+    proofs.of_affine,
+    lambda plan: outputs(plan.fusions),
+)
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
     _SCALES,
-    Pass(
-        "batch norms",
-        decide_batch_norms,
-        apply_batch_norms,
-        proofs.of_affine,
-        lambda plan: outputs(plan.fusions),
-    ),
+    _BATCH_NORMS,
     _AFFINE,
     Pass(
         "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: outputs(plan.fusions)
@@ -234,9 +235,14 @@ def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Ite
 def _again(state: Decided) -> Iterator[str]:
     """Yield the names of the passes that a second run would give something to do.
 
-    New biases take constants that are added to parts of a layer. Deferred norms leave gammas and
-    scales where layers reach them. Moves that were not proved together may be one by one.
+    A BatchNormalization before one that has moved is then before its layer. New biases take
+    constants that are added to parts of a layer. Deferred norms leave gammas and scales where
+    layers reach them. Moves that were not proved together may be one by one.
     """
+    moved, known = _batch_norms(state), 0
+    while moved != known:
+        yield _BATCH_NORMS.name
+        moved, known = _batch_norms(state), moved
     affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
     deferral: DeferralPlan = state.decisions.get("deferral", DeferralPlan())
     biased = any(place.behind for fusion in affine.fusions for place in fusion.places)
@@ -247,6 +253,11 @@ def _again(state: Decided) -> Iterator[str]:
     }
     unproved = {left.name for left in state.left_out if left.moves}
     yield from (name for name, due in given.items() if due or name in unproved)
+
+
+def _batch_norms(state: Decided) -> int:
+    plan: AffinePlan = state.decisions.get(_BATCH_NORMS.name, AffinePlan())
+    return len(plan.fusions)
 
 
 def _start(prepared: Prepared) -> Decided:

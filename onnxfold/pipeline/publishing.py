@@ -14,16 +14,18 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.check import ModelSource, Verification
 from onnxfold.check.memory import session_bytes
-from onnxfold.errors import VerificationError
+from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io.sources import Source
-from onnxfold.options import Options, bytes_of
+from onnxfold.options import Device, Options, Target, bytes_of
 from onnxfold.passes.findings import Findings
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
+from onnxfold.report.longer_session import more_operators
 
 _MOST_SESSION_BYTES = 1 << 30
+_ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,34 @@ def count(
         return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
 
 
+def measured(before: Path, after: Path, options: Options) -> dict[str, Any]:
+    """Return how fast a result with a longer session is relative to the original, or why unknown.
+
+    Both run in turns in ONNX Runtime, with one thread, for a few seconds.
+    """
+    from onnxfold.runtime.bench import bench
+
+    if options.target is Target.KERNELS or options.device is not Device.CPU:
+        return {"reason": "its session is for other kernels"}
+    try:
+        found = bench(
+            (before, after),
+            rounds=_ROUNDS,
+            inputs=options.inputs,
+            seed=options.seed,
+            budget_s=_TIMING_S,
+        )
+    except ModelError as error:  # inputs that the check found otherwise
+        return {"reason": str(error)}
+    _, after_it = found.measurements
+    return {
+        "speed": after_it.speed,
+        "low": after_it.speed_p20,
+        "high": after_it.speed_p80,
+        "rounds": found.rounds,
+    }
+
+
 def write(
     source: Source,
     folded: folding.Folded,
@@ -78,6 +108,9 @@ def write(
             rewritten = ModelSource(model_io.load(staged.path), staged.path)
             verification = check(source, rewritten, folded.findings, options, timer)
         counted = count(source, folded, before, timer, staged.path if checked else None)
+        if source.path is not None and counted is not None and more_operators(counted):
+            with timer.stage("time"):
+                counted["measured"] = measured(source.path, staged.path, options)
         # The check ran the original from its file too.
         model_io.check_unchanged(source.model)
         files = staged.commit()

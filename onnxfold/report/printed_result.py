@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.model_io import shown_path
-from onnxfold.report import basis_lines, cautions, sentences
+from onnxfold.report import basis_lines, cautions, longer_session, sentences
 from onnxfold.report.before_after import refusal_notes
 from onnxfold.report.fitted_tables import lines_of, shortened
 from onnxfold.report.printed import (
@@ -76,7 +76,7 @@ def print_result(
     for line in (*first, *reasons):
         _print(console, line)
     if verbose and report.get("before_after") is not None:
-        price = sentences.priced(report)
+        price = longer_session.priced(report)
         print_figures(console, report["before_after"], every=True, price=price)
     for line in last:
         _print(console, line)
@@ -111,7 +111,11 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
     yield _Line(total, _TOTAL)
     counted = report.get("before_after")
     if counted is not None:
-        lines = (sentences.work(counted), sentences.sessions(counted), sentences.priced(report))
+        lines = (
+            sentences.work(counted),
+            sentences.sessions(counted),
+            longer_session.priced(report),
+        )
         yield from (_Line(line) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
     yield from map(_Line, basis_lines.split(report.get("split_gammas")))

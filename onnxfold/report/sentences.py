@@ -67,24 +67,6 @@ def _of_channels(summary: Mapping[str, Any]) -> str:
     return said
 
 
-def priced(report: Mapping[str, Any]) -> str | None:
-    """Return the line on a session that executes more operators, and why, or None."""
-    sides = [report.get("before_after", {}).get(side, {}) for side in ("before", "after")]
-    before, after = (side.get("session_operators") for side in sides)
-    more = 0 if None in (before, after) else sum(after.values()) - sum(before.values())
-    if more <= 0:
-        return None
-    prices = report["inspect"]["prices"]
-    free = ""
-    if report["before_after"]["free_dimensions"]:
-        free = f", and {prices['operator_us']:g} µs each to start; each free size counts as 1"
-    takes = "node, which takes" if more == 1 else "nodes, which take"
-    return (
-        f"estimate: the norms save {prices['saved_us']:.3g} µs for {more} more {takes} "
-        f"{prices['spent_us']:.3g} µs{free}"
-    )
-
-
 def roundings(summary: Mapping[str, Any]) -> str | None:
     """Return the line on norms whose results move towards the exact ones, or None."""
     number = summary.get("moved_by_rounding", 0)

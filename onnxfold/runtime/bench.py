@@ -23,6 +23,7 @@ from onnxfold.runtime import library as runtime
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
 _PROFILED_OPERATORS = 8
+_LEAST_ROUNDS = 3
 _DIGITS = 4  # tenths of a microsecond, and of a per mille
 
 
@@ -72,10 +73,12 @@ def bench(
     seed: int = 0,
     providers: tuple[str, ...] = (),
     progress: Callable[[str, float], None] | None = None,
+    budget_s: float | None = None,
 ) -> Benchmark:
     """Time models in one process, in turns within each round.
 
-    All models get the same inputs, made for the first. Raises UsageError for impossible options,
+    All models get the same inputs, made for the first. With a budget no round begins after it, but
+    for the first three, and no operators are timed. Raises UsageError for impossible options,
     ModelError if a model cannot be read or run, OnnxfoldError without onnxruntime.
     """
     if rounds < 1 or threads < 1:
@@ -97,13 +100,17 @@ def bench(
     feeds = _taken(draw, sessions[0])
     runs = [partial(session.run, None, feeds) for session in sessions]
     _try_each(variants, runs)
-    seconds = take_turns(runs, RunCounts(rounds), progress)
+    counts = RunCounts(rounds)
+    if budget_s is not None:
+        counts = RunCounts(rounds, min(rounds, _LEAST_ROUNDS), budget_s)
+    seconds = take_turns(runs, counts, progress)
     speeds = seconds[:1] / seconds
     measurements = []
     for variant, row, relative in zip(variants, seconds, speeds, strict=True):
         median_ms, p20_ms, p80_ms = _spread(1e3 * row)
         speed, low, high = _spread(relative)
-        longest = operators(variant, threads, chosen, feeds)[:_PROFILED_OPERATORS]
+        slowest = () if budget_s is not None else operators(variant, threads, chosen, feeds)
+        longest = slowest[:_PROFILED_OPERATORS]
         measurements.append(
             Measurement(
                 model=str(variant.path),
@@ -119,7 +126,8 @@ def bench(
             )
         )
     shapes = {name: list(array.shape) for name, array in feeds.items()}
-    return Benchmark(_version(), tuple(chosen), threads, rounds, shapes, tuple(measurements))
+    ran = seconds.shape[1]
+    return Benchmark(_version(), tuple(chosen), threads, ran, shapes, tuple(measurements))
 
 
 def _taken(draw: Callable[..., list[dict[str, Any]]], session: Any) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def test_the_stages_of_optimize_appear_once_each(
         "writing the weights",
         "comparing with a float64 run",
         "counting what sessions execute",
+        "timing the longer session",
     ]
 
 

@@ -13,8 +13,10 @@ import pytest
 from rich.console import Console
 
 import onnxfold
+from onnxfold.errors import ModelError
 from onnxfold.report.html import page
 from onnxfold.report.printed_result import print_result
+from onnxfold.runtime.bench import Benchmark, Measurement
 from onnxfold.runtime.session_graph import session_operators
 from tests.graphs import graph
 
@@ -158,6 +160,62 @@ def test_a_longer_session_is_told_with_its_price(tmp_path: Path) -> None:
     for told in (page(report), _printed(report)):
         assert "estimate: the norms save " in told
         assert "µs, and 0.5 µs each to start; each free size counts as 1" in told
+
+
+def _measuring(monkeypatch: pytest.MonkeyPatch, path: Path, output: Path) -> dict[str, Any]:
+    """Return a report in which the files were timed with these numbers."""
+
+    def timed(models: tuple[Path, Path], **options: Any) -> Benchmark:
+        assert models[0] == path
+        assert models[1].exists()
+        assert options["budget_s"] <= 5
+        speeds = ((1.0, 1.0, 1.0), (1.25, 1.125, 1.375))
+        found = [Measurement("", False, 1, 1, 1, *speed, True, {}) for speed in speeds]
+        return Benchmark("", (), 1, 7, {}, tuple(found))
+
+    monkeypatch.setattr("onnxfold.runtime.bench.bench", timed)
+    return onnxfold.optimize(path, output, fold="always").report
+
+
+def test_a_longer_session_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, output = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(ir.to_proto(model(KEPT, "batch", 16, width=768)), path)
+    report = _measuring(monkeypatch, path, output)
+    for told in (page(report), _printed(report)):
+        assert "; measured in 7 turns: 1.250 times as fast (1.125 to 1.375)" in told
+
+
+def test_a_session_that_is_as_long_as_before_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.onnx"
+    onnx.save(ir.to_proto(model(WITHOUT_BETA, "batch", 16, width=768)), path)
+    report = _measuring(monkeypatch, path, tmp_path / "out.onnx")
+    assert report["inspect"]["summary"]["folded"] == 1
+    assert "measured" not in report["before_after"]
+
+
+def test_inputs_that_only_the_check_finds_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: Any, **__: Any) -> Benchmark:
+        raise ModelError("it does not run on these inputs")
+
+    monkeypatch.setattr("onnxfold.runtime.bench.bench", refusing)
+    path, output = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(ir.to_proto(model(KEPT, "batch", 16, width=768)), path)
+    report = onnxfold.optimize(path, output).report
+    assert output.exists()
+    assert "; not measured: it does not run on these inputs" in _printed(report)
+
+
+def test_without_a_check_a_longer_session_is_only_estimated(tmp_path: Path) -> None:
+    path = tmp_path / "in.onnx"
+    onnx.save(ir.to_proto(model(KEPT, "batch", 16, width=768)), path)
+    report = onnxfold.optimize(path, tmp_path / "out.onnx", check=None).report
+    assert "for 1 more node that a session may execute (only a check counts them), at " in (
+        _printed(report)
+    )
 
 
 def _printed(report: dict[str, Any]) -> str:
