@@ -20,7 +20,7 @@ def convert(
         Conversion,
         typer.Option(
             parser=conversion_named,
-            metavar=f"[{'|'.join(Conversion)}]",
+            metavar="FORM",
             help="**rms**: LayerNorm to RMSNorm, over weights that are centered in the file; "
             "**crms**: those streams stored without their last channel, and CRMSNorm; "
             "**layer**: RMSNorm to LayerNorm where the stream has mean 0 by its weights.",
@@ -55,7 +55,9 @@ def convert(
     ] = False,
     norm_form: Annotated[
         WrittenForm,
-        typer.Option(help="With --to rms: as of `onnxfold optimize`, but for **layer**."),
+        typer.Option(
+            metavar="FORM", help="With --to rms: as of `onnxfold optimize`, but for **layer**."
+        ),
     ] = WrittenForm.AUTO,
     target: options.TargetOption = Target.ONNX,
     fold: options.CheckedOptions,

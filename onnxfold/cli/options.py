@@ -59,7 +59,7 @@ TargetOption = Annotated[
     Target,
     typer.Option(
         parser=target_named,
-        metavar=f"[{'|'.join(Target)}]",
+        metavar="TARGET",
         help="**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
         "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime with "
         "the onnxfold library, which other runtimes may not take.",
@@ -83,8 +83,9 @@ ExcludeOption = Annotated[
 InputsOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME:SHAPE|NAME:FILE.npy|FILE.npz",
-        help="What models run on: a shape (ids:1,128) or data; repeat for several.",
+        metavar="NAME:VALUE",
+        help="What models run on: shapes (ids:1,128), arrays (ids:ids.npy) or all (inputs.npz); "
+        "repeat for several.",
     ),
 ]
 ProvidersOption = Annotated[
@@ -124,9 +125,10 @@ DataOption = Annotated[
 FuseAffineOption = Annotated[
     FuseAffine | None,
     typer.Option(
+        metavar="WHEN",
         help="Move gamma, beta and scales into linear layers: **auto** (the default) where an "
         "operator or operand goes away or int8 does not suffer, **always** wherever that is exact, "
-        "with a new Add for a beta where a layer has no bias, **never**."
+        "with a new Add for a beta where a layer has no bias, **never**.",
     ),
 ]
 NoFuseAffineOption = Annotated[
@@ -178,10 +180,10 @@ RangesDataOption = Annotated[
 RotateOption = Annotated[
     str,
     typer.Option(
-        metavar="hadamard|random|off",
-        help="Multiply residual streams and heads by an orthogonal matrix, which no norm sees, so "
-        "that outliers are spread before a quantization to int8 or int4. `onnxfold rotate` "
-        "measures whether that helps.",
+        metavar="MATRIX",
+        help="**hadamard** or **random**: multiply residual streams and heads by an orthogonal "
+        "matrix, which no norm sees, so that outliers are spread before a quantization to int8 or "
+        "int4. `onnxfold rotate` measures whether that helps.",
     ),
 ]
 SplitGammaOption = Annotated[
@@ -200,8 +202,8 @@ ReportOption = Annotated[
     list[Path] | None,
     typer.Option(
         parser=written_file,
-        metavar="FILE.json|.html",
-        help="Write the full report; repeat for both kinds.",
+        metavar="FILE",
+        help="Write the full report, .json or .html; repeat for both.",
     ),
 ]
 
@@ -307,9 +309,10 @@ class FoldOptions(CheckedOptions):
     norm_form: Annotated[
         WrittenForm,
         typer.Option(
+            metavar="FORM",
             help="**op**: RMSNormalization (raises the opset to 23), **decomposed**: Pow, "
             "ReduceMean, Add, Sqrt, Div, Mul, **layer**: no norm folds, for engines that compute "
-            "in half precision and protect LayerNormalization alone; **auto**: decomposed."
+            "in half precision and protect LayerNormalization alone; **auto**: decomposed.",
         ),
     ] = WrittenForm.AUTO
 

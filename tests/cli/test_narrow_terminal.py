@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -101,6 +102,21 @@ def test_names_are_whole_in_a_pipe_and_by_request(
         assert name in "".join(column)
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_message_ends_its_lines_between_words_on_a_terminal_alone(
+    watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: watched)
+    terminal.tell("the folder /a/path/longer/than/a/line/is is missing; create it first", err=True)
+    told = capsys.readouterr().err.splitlines()
+    assert told == (
+        ["the folder", "/a/path/longer/than/a/line/is", "is missing; create it first"]
+        if watched
+        else ["the folder /a/path/longer/than/a/line/is is missing; create it first"]
+    )
+
+
 def test_a_name_is_broken_between_its_parts_alone() -> None:
     assert broken("the norm '/encoder/layer.0/LayerNorm'", 12) == [
         "the norm '/",
@@ -182,7 +198,7 @@ def test_a_quiet_command_still_prints_json(
 
 
 _COMMANDS = ("optimize", "tune", "convert", "inspect", "explain", "diff", "measure", "plot")
-_MORE = ("verify", "bench", "checkpoint", "serve", "triton", "doctor", "lib-path")
+_MORE = ("rotate", "verify", "bench", "checkpoint", "serve", "triton", "doctor", "lib-path")
 
 
 @pytest.mark.parametrize("command", ["", *_COMMANDS, *_MORE])
@@ -193,6 +209,7 @@ def test_no_flag_looks_as_if_it_took_a_value(
     lines = said((*([command] if command else []), "--help"), monkeypatch, capsys)
     assert all("bool" not in line.lower() for line in lines)
     assert all(len(line) <= 80 for line in lines)
+    assert not any("…" in line for line in lines)  # no name of an option is cut
 
 
 def test_help_lists_every_exit_code(
