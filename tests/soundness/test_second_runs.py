@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 import onnxfold
-from tests.soundness.random_graphs import gated_graph, random_graph
+from tests.soundness.random_graphs import gated_graph, mixture_graph, random_graph
 from tests.soundness.random_graphs.factors import factor_graph
 
 _GRAPHS, _GROUPS = 32, 4
@@ -48,6 +48,15 @@ def test_a_second_run_over_a_gated_stream_changes_nothing(target: str, group: in
     for seed in (*range(group, _GRAPHS, _GROUPS), *_FOUND_GATED[group : group + 1]):
         model = gated_graph(random.Random(seed)).model  # noqa: S311 # no secret
         _unchanged(model, target=target, fold="always", fuse_affine="never")
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+@pytest.mark.parametrize("seed", range(0, 30, 5))
+def test_a_second_run_over_experts_and_joined_layers_changes_nothing(
+    seed: int, target: str
+) -> None:
+    model = mixture_graph(random.Random(seed)).model  # noqa: S311 # no secret
+    _unchanged(model, target=target)
 
 
 @pytest.mark.parametrize("defer", ["off", "all"])
