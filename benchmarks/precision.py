@@ -72,6 +72,11 @@ class Bench:
         """The outputs in float64."""
         return truths(self.subject, self.subject.feeds)
 
+    @property
+    def labels(self) -> Array | Sequence[str] | None:
+        """What is right: given, or what float64 chooses; None where classes have no meaning."""
+        return classes(self.expected) if self.subject.chooses else self.subject.right
+
     @cached_property
     def outliers(self) -> float:
         """The largest channel that a linear layer reads, by the median one."""
@@ -103,7 +108,7 @@ class Bench:
         rotation; ``outliers``: the largest channel that a linear layer reads, by the median one;
         ``right`` of ``samples``.
         """
-        found = self.outputs(model, precision, self.subject.feeds)
+        found, known = self.outputs(model, precision, self.subject.feeds), self.labels
         return Row(
             onnxruntime=version("onnxruntime"),
             family=self.family,
@@ -114,8 +119,8 @@ class Bench:
             least=_rounded(min(spread)) if spread else "",
             most=_rounded(max(spread)) if spread else "",
             outliers=round(self.outliers, 1),
-            right=right(self.subject, found),
-            samples=sum(len(each) for each in self.expected),
+            right="" if known is None else right(known, self.subject.characters, found),
+            samples=len(known) if known is not None else sum(len(each) for each in self.expected),
         )
 
     def rotations(self) -> list[onnx.ModelProto]:
@@ -180,15 +185,17 @@ def error(expected: Sequence[Array], found: Sequence[Array]) -> float:
     return 100 * float(np.sqrt(off / size)) if np.isfinite(off) else float("inf")
 
 
-def right(subject: Subject, found: Sequence[Array]) -> int | str:
-    """Return how many labels or lines of text are right; "" where they are not known."""
-    if subject.right is None:
-        return ""
-    chosen = [np.nan_to_num(each).argmax(-1) for each in found]
-    if not subject.characters:
-        return int((np.concatenate([each.reshape(-1) for each in chosen]) == subject.right).sum())
-    lines = [_read(each[0], subject.characters) for each in chosen]
-    return sum(line == text for line, text in zip(lines, subject.right, strict=True))
+def right(known: Array | Sequence[str], characters: str, found: Sequence[Array]) -> int:
+    """Return how many labels are right, or lines of text."""
+    if not characters:
+        return int((classes(found) == known).sum())
+    lines = [_read(classes([each]), characters) for each in found]
+    return sum(line == text for line, text in zip(lines, known, strict=True))
+
+
+def classes(found: Sequence[Array]) -> Array:
+    """Return the largest class of every row of the outputs."""
+    return np.concatenate([np.nan_to_num(each).argmax(-1).reshape(-1) for each in found])
 
 
 def _read(chosen: Array, characters: str) -> str:

@@ -47,8 +47,9 @@ Feeds = Sequence[Mapping[str, Array]]
 class Subject:
     """A model, inputs to choose by and to measure on, and what is right, if that is known.
 
-    ``right``: labels of the outputs' last axis, or texts of these ``characters``.  ``form``: of
-    RMSNorms, one operator, which static quantizers keep, where the model's opset can be raised.
+    ``right``: labels of the outputs' last axis, or texts of these ``characters``; ``chooses``: it
+    has no labels, and those are right that it chooses in float64.  ``form``: of RMSNorms, one
+    operator, which static quantizers keep, where the model's opset can be raised.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Subject:
     right: Array | Sequence[str] | None = None
     characters: str = ""
     form: str = "op"
+    chooses: bool = False
 
 
 def digits() -> Iterator[Subject]:
@@ -247,4 +249,5 @@ def _khmer(package: Path) -> Subject:
     known = json.loads((package / "config.json").read_text(encoding="utf-8"))["char2id"]
     rows = [np.array([[known.get(c, 1) for c in text]], np.int64) for text in _KHMER]
     feeds = [{"x": row, "mask": np.ones(row.shape, bool)} for row in rows]
-    return Subject("khmersm", onnx.load(package / "model.onnx"), feeds[:2], feeds[2:])
+    model = onnx.load(package / "model.onnx")
+    return Subject("khmersm", model, feeds[:2], feeds[2:], chooses=True)
