@@ -146,3 +146,18 @@ def test_gamma_of_a_norm_before_it_follows(target: str) -> None:
     assert not onnxfold.optimize(once.model, target=target, fuse_affine="always").changed
     kept = onnxfold.optimize(model, target=target, fuse_affine="never", fold="always")
     assert "BatchNormalization" in [node.op_type for node in kept.model.graph.node]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_chain_moves_from_its_end(number: int) -> None:
+    """Each is before the layer once the one after it has moved; a second run finds nothing."""
+    names = [f"n{each}" for each in range(number)]
+    chain = " ".join(
+        f"{after} = {_NORM}({before}, s, b, m, v)"
+        for before, after in zip(["r", *names], names, strict=False)
+    )
+    model = ir.to_proto(_model(f"r = Relu(x) {chain} y = Gemm({names[-1]}, W, c)"))
+    once = onnxfold.optimize(model)
+    assert [node.op_type for node in once.model.graph.node] == ["Relu", "Gemm"]
+    assert error(ir.from_proto(model), ir.from_proto(once.model)) < BOUND
+    assert not onnxfold.optimize(once.model).changed
