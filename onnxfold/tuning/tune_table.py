@@ -22,6 +22,7 @@ _SUMMED = {
     "missing": "need packages that are not installed (pip install 'onnxfold[tune]')",
 }
 _AS_IT_IS = "your file as it is; nothing right is faster beyond the spread"
+_CUT_OFF = "your file as it is; nothing faster was found before the budget ended (--budget)"
 _LEGEND = (
     "nodes: what a session executes; x noise: times the rounding error of the model itself; "
     "in brackets: 10% to 90% of the rounds"
@@ -75,7 +76,8 @@ def print_conclusion(
     """Print what was written, how to measure the gain, and how to make the file again."""
     place = shown_path(output)
     if not report["commands"]:
-        console.print(Text(f"wrote {place}: {_AS_IT_IS}"))
+        cut = any(row["status"] == "skipped" for row in report["candidates"])
+        console.print(Text(f"wrote {place}: {_CUT_OFF if cut else _AS_IT_IS}"))
         return
     console.print(Text(f"wrote {place}: {report['winner']}"))
     files = f"{shlex.quote(str(source))} {shlex.quote(place)}"

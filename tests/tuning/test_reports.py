@@ -15,7 +15,7 @@ from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.tune_page import page
 from onnxfold.tuning.tune_result import TuneResult, document
-from onnxfold.tuning.tune_table import print_candidates
+from onnxfold.tuning.tune_table import print_candidates, print_conclusion
 
 
 def _candidate(*chain: str, **known: Any) -> Candidate:
@@ -59,6 +59,37 @@ def test_the_table_has_the_fastest_first_and_fits_80_columns(report: dict[str, A
     assert "1 make the same file as another" in lines
     assert any(line.startswith("1 were cut off by the budget") for line in lines)
     assert any("onnxfold.register" in line for line in lines)
+
+
+def test_the_conclusion_names_the_file_the_next_command_and_how_to_make_it_again(
+    report: dict[str, Any],
+) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    print_conclusion(console, report, Path("my model.onnx"), Path("fast.onnx"))
+    assert text.getvalue().splitlines() == [
+        "wrote fast.onnx: fusions > optimizer > fold-kernels",
+        "next: onnxfold bench 'my model.onnx' fast.onnx",
+        "again: onnxfold tune 'my model.onnx' fast.onnx --chain \\",
+        '  "fusions > optimizer > fold-kernels" --model-type bert --num-heads 12 \\',
+        "  --hidden-size 768",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "why"), [(True, "before the budget ended"), (False, "beyond the spread")]
+)
+def test_a_kept_file_says_whether_the_budget_ended(
+    cut_off: bool, why: str, report: dict[str, Any]
+) -> None:
+    kept = [row for row in report["candidates"] if cut_off or row["status"] != "skipped"]
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    told = {**report, "commands": [], "candidates": kept}
+    print_conclusion(console, told, Path("m.onnx"), Path("fast.onnx"))
+    (line,) = text.getvalue().splitlines()
+    assert line.startswith("wrote fast.onnx: your file as it is; ")
+    assert why in line
 
 
 def test_every_candidate_is_named_where_asked_for(report: dict[str, Any]) -> None:
