@@ -1,10 +1,10 @@
 """All small graphs of linear layers, norms, sums and activations, against every subset of weights.
 
-    python -m tests.soundness.small_graphs [--values 7] [--part 1/1]
+    python -m tests.soundness.small_graphs [--values 7]
 
 goes through all graphs of so many values, the input x among them, of which every one is needed for
-the only output, and prints how many norms the oracle folds (subset_oracle.py) and the tool, and the
-graphs on which the tool folds fewer.
+the only output, and prints the graphs on which the tool folds fewer norms than the oracle
+(subset_oracle.py). A row with what both fold goes to benchmarks/results/small_graphs.csv.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from hashlib import md5
 
 import numpy as np
 
+from benchmarks import rows
 from onnxfold.model_io.sources import open_source
 from onnxfold.options import Folding, Target
 from onnxfold.passes.base import Settings
-from onnxfold.passes.centring.decide import decide
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline import PASSES
 from tests.soundness.subset_oracle import (
     C,
     Sketch,
@@ -38,6 +39,8 @@ __all__ = ["Shape", "counts", "folds", "shapes", "sketch"]
 Operator = tuple[str, tuple[int, ...]]
 Shape = tuple[Operator, ...]
 _UNARY = ("layer", "norm", "relu")
+_CENTRING = next(each for each in PASSES if each.name == "centring")
+_ALL = [str(values) for values in range(2, 8)]
 _ROUNDS = 5  # of refinement, as many as the longest path
 
 
@@ -113,8 +116,8 @@ def folds(shape: Shape) -> tuple[int, int]:
     made = sketch(shape)
     possible = foldable_by_trial(made, feeds(random.Random(0)))  # noqa: S311 # no secret
     settings = Settings(Target.ONNX, allow_split=0, fold=Folding.ALWAYS)
-    plan = decide(prepare(open_source(to_onnx(made)).model).info, settings).plan
-    return len(possible), len(plan.folds)
+    found = _CENTRING.decide(prepare(open_source(to_onnx(made)).model).info, settings)
+    return len(possible), len(found.plan.folds)
 
 
 def counts(chosen: Sequence[Shape]) -> tuple[Counter[str], list[Shape]]:
@@ -130,16 +133,18 @@ def counts(chosen: Sequence[Shape]) -> tuple[Counter[str], list[Shape]]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Go through all graphs of so many values, or through one of several parts of them."""
+    """Go through all graphs of so many values and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.soundness.small_graphs")
     parser.add_argument("--values", type=int, default=7)
-    parser.add_argument("--part", default="1/1", help="such as 2/3")
-    given = parser.parse_args(words)
-    part, parts = map(int, given.part.split("/"))
-    total, short = counts(list(shapes(given.values))[part - 1 :: parts])
-    sys.stdout.write(f"{dict(total)}\n")
+    values: int = parser.parse_args(words).values
+    total, short = counts(list(shapes(values)))
     sys.stdout.writelines(f"{shape}\n" for shape in short)
-    return 0
+    # Of all graphs of so many values: the norms that fold by any subset of centred weights, those
+    # that the plan folds, and by how many it is short, of each graph.
+    folded = {name: total[name] for name in ("graphs", "oracle", "tool", "missed")}
+    row = rows.Row(values=values, **folded)
+    rows.merge(rows.RESULTS / "small_graphs.csv", [row], "values", {str(values)}, _ALL)
+    return 1 if short else 0
 
 
 if __name__ == "__main__":
