@@ -156,6 +156,8 @@ def _source(view: ModelInfo, site: NormSite, scales: Scales) -> AffineSource | R
     """Return the movable part: gamma unless it is one power of two, beta, a wanted scale."""
     bare = scale_source(view, site) if scales.wanted(site) else None
     source = bare or source_of(view, site)
+    if isinstance(source, AffineSource) and not source.channels.size:
+        return None
     if not isinstance(source, AffineSource) or source.gamma is None or not scales.stays(site):
         return source
     if not is_kept_scale(source.gamma):

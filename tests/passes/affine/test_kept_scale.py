@@ -200,3 +200,15 @@ def test_fuse_affine_takes_what_it_took() -> None:
         assert bool(onnxfold.optimize(original, fuse_affine=given).plan.fusions) is moves
     with pytest.raises(onnxfold.OnnxfoldError, match="sometimes"):
         onnxfold.optimize(original, fuse_affine="sometimes")
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_norm_of_no_elements_keeps_what_it_has(target: str) -> None:
+    """The scale that it kept got a new name in each run."""
+    shapes = {"W": (3, 0), "gamma": (0,), "beta": (0,), "V": (0, 4)}
+    constants: dict[str, Array] = {
+        name: np.zeros(each, np.float32) for name, each in shapes.items()
+    }
+    body = "h = MatMul(x, W) n = LayerNormalization<axis=-1>(h, gamma, beta) y = MatMul(n, V)"
+    model = graph(body, "float[B,3] x", "float[B,4] y", constants, opset=17)
+    assert not onnxfold.optimize(model, target=target, check=0, fuse_affine="always").changed
