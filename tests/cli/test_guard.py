@@ -178,7 +178,8 @@ run()
         check=False,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    said = "onnxfold: interrupted, nothing was written\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
 def test_the_interrupt_of_a_terminal_comes_once(model: Path) -> None:
