@@ -67,7 +67,7 @@ def test_table_and_reports(
     reports = ("--report", page, "--report", document)
     assert run(monkeypatch, "tune", _DIGITS, out, *chains, *reports) == 0
     said = capsys.readouterr().out
-    assert f"wrote {out}: " in said
+    assert f"wrote {out}: " in " ".join(said.split())
     rows = [
         line for line in said.splitlines() if re.match("(fold-ort|int8|the model as it is) ", line)
     ]
