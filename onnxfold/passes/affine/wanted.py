@@ -75,8 +75,11 @@ class Wanted:
         """Whether a norm can be deferred; x - mean(x) is no part of it once it has folded."""
         if not site.subtracts_mean or self._settings.defer_means:
             return may_wait(site)
+        if site.kind is not NormKind.LAYER_NORM:
+            return False
         read = tuple(value for value in site.escaping if value not in site.centred)
-        return may_wait(replace(site, escaping=read)) and self._will_fold(site)
+        folded = replace(site, kind=NormKind.RMS_NORM, escaping=read)
+        return may_wait(folded) and self._will_fold(site)
 
     def stays(self, site: NormSite) -> bool:
         """Whether a norm multiplies by a scale whatever its gamma."""
