@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# They find what passes name (onnxfold.graph.model_facts).
 import onnxfold.recognition
-import onnxfold.targets.lowering  # noqa: F401 - the same
+import onnxfold.targets.lowering  # noqa: F401
 from onnxfold.targets import costs
 
 _DEFAULT_GRAPHS = 2000
