@@ -67,6 +67,14 @@ class Result:
     proof: Proof | None = None
     verification: Verification | None = None
 
+    def __repr__(self) -> str:
+        """Return in one line what was done; the model and the report are too long to print."""
+        from onnxfold.report.sentences import NOTHING, totals
+
+        inspect = self.report.get("inspect", {})
+        done = totals(inspect["summary"]) if inspect.get("norms") else NOTHING
+        return f"<onnxfold.Result: {done}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         rest = tuple(getattr(self, field.name) for field in fields(self)[1:])
         if isinstance(self.model, ir.Model):  # nodes that refer to each other, and mapped files

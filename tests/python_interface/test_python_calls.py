@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,6 +110,15 @@ def _two_inputs() -> onnx.ModelProto:
         "mask": (TensorProto.FLOAT, ["b", "s", 1]),
     }
     return model_of(nodes, inputs, {"y": (TensorProto.FLOAT, ["b", "s", 8])}, weights)
+
+
+def test_a_result_says_in_one_line_what_was_done(path: Path) -> None:
+    said = repr(onnxfold.optimize(path))
+    assert re.fullmatch(r"<onnxfold\.Result: \d of \d LayerNorms? folds? to RMSNorm[^\n]*>", said)
+    nothing = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    )
+    assert repr(onnxfold.optimize(nothing)) == "<onnxfold.Result: no norms: nothing to fold>"
 
 
 def test_inputs_are_arrays_and_shapes_by_name(tmp_path: Path) -> None:
