@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import CENTRINGS, BareCentring, NormKind, NormSite
-from onnxfold.norms.of_constants import refuse_constant
 from onnxfold.norms.subtracted_mean import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
@@ -246,8 +245,7 @@ def _refuse_early(
     if not site.subtracts_mean:
         sentence = f"{site.kind.value} does not subtract the mean"
         return Refusal(RefusalCode.NOT_CENTRED_NORM, sentence, ())
-    computed = None if info.tensor(site.input) is not None else refuse_constant(info, site)
-    return computed or _refuse_here(info, site, settings) or forms.refuse_rms(site)
+    return _refuse_here(info, site, settings) or forms.refuse_rms(site)
 
 
 def _refuse_here(
