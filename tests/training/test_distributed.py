@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: make test-training installs it")
 
+from onnxfold.model_io import signed
 from onnxfold.torch import AnglesCallback
 from tests.training.ranks import ROWS, STEPS, model, trained
 
@@ -59,4 +60,4 @@ def test_two_ranks_train_and_measure_as_one(tmp_path: Path) -> None:
     assert angles.reports[0]["norms"][0]["before"]["mean"]["count"] == ROWS
     written = sorted(path.name for path in (tmp_path / "angles").iterdir())
     assert written == [f"step_{step:08}.json" for step in range(STEPS)]
-    assert json.loads((tmp_path / "angles" / written[-1]).read_text()) == reports[0][-1]
+    assert json.loads((tmp_path / "angles" / written[-1]).read_text()) == signed(reports[0][-1])
