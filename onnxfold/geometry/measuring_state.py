@@ -42,7 +42,7 @@ def fingerprint(parts: Sequence[Any], files: Iterable[str | Path]) -> str:
 
 
 def _files(named: Path) -> Iterable[Path]:
-    """Return a file, those of a folder of images, or nothing where the name is no file's."""
+    """Return the file, the files of a folder, or nothing if the name is neither."""
     if named.is_dir():
         return (file for file in named.rglob("*") if file.is_file())
     return (named,) if named.is_file() else ()

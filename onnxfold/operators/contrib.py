@@ -81,7 +81,7 @@ _ROWS = (
         kernel="attention",
     ),
     Operator("GemmaRotaryEmbedding", opaque=ROTATES),
-    # Norms: recognition (norms/) knows their effect on a mean.
+    # Norms: onnxfold/recognition/ knows their effect on a mean.
     *each(
         "GroupNorm SimplifiedLayerNormalization", Operator("", shape=Shapes.SAME, kernel="contrib")
     ),

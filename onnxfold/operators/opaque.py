@@ -55,7 +55,7 @@ _FUNCTIONS = (
     *each("LeakyRelu Relu", replace(_ACTIVATION, elements=Elements.HOMOGENEOUS)),
     replace(_HOMOGENEOUS, op_type="PRelu", shape=Shapes.BROADCAST, kernel="activation"),
     replace(_ACTIVATION, op_type="LpNormalization", kernel="normalization"),
-    # Norms and the like: recognition (norms/) knows their effect on a mean.
+    # Norms and the like: onnxfold/recognition/ knows their effect on a mean.
     *each(
         "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization "
         "RMSNormalization SimplifiedLayerNormalization LRN",
