@@ -7,7 +7,7 @@ recipes as ``benchmarks.chains`` exports them, which need the extra `models`; so
 gamma are multiplied by a factor.  Each is optimized with `--target ort`, gammas moved and gammas
 kept, and quantized by ONNX Runtime's quantize_dynamic with one scale for each tensor and for each
 channel.  A row has the errors of the outputs, root mean squares relative to the outputs, in
-percent, and for single layers what the rule of ``passes/affine/outlying.py`` says of the first.
+percent, and for single layers what the rule of ``passes/affine/wanted.py`` says of the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onnxruntime.quantization import quantize_dynamic
 import onnxfold
 from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, Row, write
-from onnxfold.passes.affine.outlying import growth
+from onnxfold.passes.affine.wanted import growth
 from onnxfold.weights.edited import evaluated
 
 ROWS, SEEDS = 96, 3

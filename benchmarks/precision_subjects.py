@@ -26,9 +26,8 @@ from models.recipe import ExporterName
 from onnxfold.graph.edit import Editor
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.apply_scale import apply
 from onnxfold.passes.basis.plan import ScaledStream, ScalePlan
-from onnxfold.passes.basis.scale_streams import decide
+from onnxfold.passes.basis.scale_streams import apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.observing import observe
 

@@ -5,7 +5,7 @@
 Sessions of 64 products in a row by a [1, T, 1], each of a [1, T, n], for several n and T; all take
 turns.  The time of a product is fitted, by least squares of relative errors, as
 operator + element * T * n; `operator_elements` is how many elements cost as much as one more
-operator: what the cut of `--defer` weighs an operator by (onnxfold/targets/deferral_gains.py).
+operator: what the cut of `--defer` weighs an operator by (onnxfold/targets/costs.py).
 `onnx` and `ort` write a Mul for it, `kernels` a ScaleRows of onnxfold's library.
 """
 

@@ -32,7 +32,7 @@ from onnxfold.inputs.data import read_samples
 from onnxfold.norms import NormSite
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.rotate_streams import decide_streams
-from onnxfold.passes.basis.smooth_readers import weights_behind
+from onnxfold.passes.basis.split_gamma import weights_behind
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import Refusal

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-# They find what passes name (onnxfold.graph.model_facts).
+# They find what passes name (onnxfold.graph.model_info).
 import onnxfold.recognition
 import onnxfold.targets.lowering  # noqa: F401
 from onnxfold.targets import costs

@@ -30,7 +30,7 @@ from onnxfold.check.runners import (
     why_not_onnxruntime,
 )
 from onnxfold.errors import InvariantError, ModelError, VerificationError
-from onnxfold.graph.float_types import HALVES
+from onnxfold.graph.array_types import HALVES
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.inputs import FEWER_INDICES, IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.shapes import fill_types

@@ -11,7 +11,7 @@ from onnxfold.check.common_values import tensor_types
 from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph import node_label
-from onnxfold.graph.float_types import HALVES
+from onnxfold.graph.array_types import HALVES
 from onnxfold.model_io import show
 from onnxfold.runtime.session_graph import session_operators
 

@@ -35,7 +35,7 @@ from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.recognition import find_norms
 from onnxfold.shapes.claims import check_claims
-from onnxfold.targets.norm_forms import NORM_FORMS
+from onnxfold.targets.norm_settings import NORM_FORMS
 
 
 @dataclass(frozen=True, slots=True)

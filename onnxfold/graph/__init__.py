@@ -1,9 +1,9 @@
 """Read-only questions about a model: producers, readers, constants, shapes."""
 
+from onnxfold.graph.array_types import FLOATS
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.graph.dims import ONE, Dim, Extent, Shape, extent
 from onnxfold.graph.fiber import AxisBlock, Fiber, Part, follow_reshape, whole_axes
-from onnxfold.graph.float_types import FLOATS
 from onnxfold.graph.model_info import ModelInfo, Reader, keeps_dims, node_label, operator
 
 __all__ = [

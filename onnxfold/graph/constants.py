@@ -11,9 +11,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.array_types import FLOATS, Array
 from onnxfold.graph.dims import Shape
-from onnxfold.graph.float_types import FLOATS
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 

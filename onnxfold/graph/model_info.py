@@ -1,17 +1,19 @@
 """Read-only questions about a model: producers, readers, constants, shapes, attributes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.constants import ConstantFolder, TensorOf, constant_tensor
 from onnxfold.graph.dims import Dim, Shape, in_order
 from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
 
 _SMALL_CONSTANT_ELEMENTS = 1 << 16
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class ModelInfo:
         self.opset = model.graph.opset_imports.get("", 1)
         self._shapes: dict[ir.Value, Shape] = {}
         self.graphs = tuple(all_graphs(model))
-        self.facts: dict[object, Any] = {}  # onnxfold.graph.model_facts
+        self.facts: dict[object, Any] = {}  # onnxfold.graph.model_info
         self._refs: dict[ir.Value, str] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None
@@ -200,3 +202,32 @@ def _dead_nodes(graphs: Iterable[ir.Graph]) -> frozenset[ir.Node]:
 def keeps_dims(node: ir.Node) -> bool:
     """Whether a reduction keeps its axes, of size 1; onnx and ONNX Runtime take 1 alone for yes."""
     return node.attributes.get_int("keepdims", 1) == 1
+
+
+class Fact(Generic[T]):
+    """A fact that one module finds, once for each version, and that others read.
+
+    The module registers its finder when it is imported, with :meth:`found_by`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._find: Callable[[ModelInfo], T] | None = None
+
+    def found_by(self, find: Callable[[ModelInfo], T]) -> Callable[[ModelInfo], T]:
+        """Register the finder; returns the function that finds once for each version."""
+        self._find = find
+        return self.of
+
+    def of(self, info: ModelInfo) -> T:
+        """Return the fact about a version; raises InvariantError if no module finds it."""
+        if self not in info.facts:
+            if self._find is None:
+                raise InvariantError(f"nothing that is imported finds the {self._name} of a model")
+            info.facts[self] = self._find(info)
+        found: T = info.facts[self]
+        return found
+
+
+SIZES: Fact[Callable[[ir.Value | None], Sequence[object] | None]] = Fact("sizes")
+"""The entries of a vector of sizes, numbers and symbols; None if they are not known."""

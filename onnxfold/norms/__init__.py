@@ -1,8 +1,7 @@
 """Norms and subtractions of means, however they are spelled; `recognition` finds them upstream."""
 
-from onnxfold.graph.model_facts import Fact
-from onnxfold.norms.bare_centring import BareCentring
-from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.graph.model_info import Fact
+from onnxfold.norms.site import BareCentring, EpsilonMode, NormForm, NormKind, NormSite
 
 NORMS: Fact[tuple[NormSite, ...]] = Fact("norms")
 """Every norm of the main graph and of all bodies, one site each, in topological order."""

@@ -2,6 +2,7 @@
 
 import onnx_ir as ir
 
+from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms.site import EpsilonMode, NormKind, NormSite
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -43,3 +44,11 @@ def refuse_form(site: NormSite) -> Refusal | None:
         sentence = "it runs over groups of channels"
         return Refusal(RefusalCode.NOT_WORTH, sentence, (site.name,))
     return None
+
+
+def refuse_constant(view: ModelInfo, site: NormSite) -> Refusal | None:
+    """Refuse a norm of constants, where no change can pay, or return None."""
+    if not view.is_constant(site.input):
+        return None
+    sentence = f"norm '{site.name}' reads constants, and runtimes compute it once"
+    return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))

@@ -8,7 +8,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber
-from onnxfold.graph.model_facts import Fact
+from onnxfold.graph.model_info import Fact
 from onnxfold.norms.site import EpsilonMode
 
 

@@ -1,4 +1,9 @@
-"""NormSite: the common record of all forms of normalization; later stages do not see the form."""
+"""NormSite: the common record of all forms of normalization; later stages do not see the form.
+
+BareCentring is x - mean(x) that no norm contains, as in dueling heads:
+
+    Q(s, a) = V(s) + A(s, a) - mean of A(s, a) over a
+"""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -6,10 +11,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxfold.graph import ModelInfo, keeps_dims, operator, whole_axes
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
-from onnxfold.graph.operands import known_producer
+from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.refusal import Refusal
 
 AffinePart = ir.Value | Array | None  # gamma or beta
@@ -109,3 +115,46 @@ class NormSite:
             centred=tuple(value(each) for each in self.centred),
             escaping=tuple(value(each) for each in self.escaping),
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BareCentring:
+    """y = x - mean(x) along a fiber of ``size`` elements; ``nodes`` compute it, the last one y."""
+
+    name: str
+    input: ir.Value
+    output: ir.Value
+    fiber: Fiber
+    size: int
+    nodes: tuple[ir.Node, ...]
+
+    def within(self, edit: Editor) -> "BareCentring":
+        """Return the same centring in the model that is edited."""
+        nodes = tuple(edit.node(node) for node in self.nodes)
+        values = edit.value(self.input), edit.value(self.output)
+        return BareCentring(self.name, *values, self.fiber, self.size, nodes)
+
+
+def mean_subtracted_by(view: ModelInfo, node: ir.Node) -> tuple[ir.Node, Fiber] | None:
+    """Return the ReduceMean whose result a Sub subtracts from its input, and its fiber."""
+    if operator(node) != "Sub":
+        return None
+    x, mean = node.inputs
+    reducer = producer_of(mean)
+    if x is None or reducer is None or operator(reducer) != "ReduceMean":
+        return None
+    if reducer.inputs[0] is not x or not keeps_dims(reducer):
+        return None
+    shape, axes = view.shape(x), view.axes(reducer)
+    fiber = whole_axes(shape, [axis % len(shape) for axis in axes]) if shape and axes else None
+    return None if fiber is None else (reducer, fiber)
+
+
+def cast_of_centred(view: ModelInfo, site: NormSite) -> ir.Node | None:
+    """Return the Cast that a norm reads if it converts x - mean(x) over the norm's fiber."""
+    cast = producer_of(site.input)
+    if cast is None or operator(cast) != "Cast":
+        return None
+    centring = producer_of(cast.inputs[0])
+    found = None if centring is None else mean_subtracted_by(view, centring)
+    return cast if found is not None and found[1] == site.fiber else None

@@ -1,7 +1,9 @@
 """The rows of ONNX Runtime's operators, in the domain com.microsoft."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output
 from onnxfold.operators.opaque import NOT_LINEAR, QUANTISED, ROTATES
 from onnxfold.operators.row import Elements, Family, Layer, Opaque, Operator, Shapes, each
 from onnxfold.refusal import RefusalCode
@@ -146,3 +148,22 @@ _ROWS = (
     ),
 )
 CONTRIB = tuple(replace(row, domain="com.microsoft") for row in _ROWS)
+
+
+def _own() -> Iterator[Operator]:
+    for name, signature in SIGNATURES.items():
+        if name == "Center":
+            law = (
+                "mean(x - mean x) = 0; (x + s) - mean(x + s) = x - mean x; P of fewer axes commutes"
+            )
+            yield Operator(name, DOMAIN, Family.CENTRING, law, shape=Shapes.SAME)
+        elif signature.residual and signature.output is Output.NORM:
+            yield Operator(name, DOMAIN, shape=Shapes.BROADCAST_TWO)
+        else:
+            full = name.startswith("CRMSNormFull")  # it adds an element
+            same = not full and signature.output is Output.NORM
+            own = Shapes.SAME if same else None
+            yield Operator(name, DOMAIN, shape=own)
+
+
+OWN = tuple(_own())

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.float_types import HALVES
+from onnxfold.graph.array_types import HALVES
 from onnxfold.graph.operands import only_reader
 from onnxfold.norms import BareCentring, NormSite
 from onnxfold.operators import facets

@@ -6,9 +6,9 @@ from onnxfold.graph import ModelInfo
 from onnxfold.options import Options
 from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.basis import rotate_streams, scale_streams, split_gamma
-from onnxfold.passes.basis.apply_scale import apply as apply_scaled_streams
 from onnxfold.passes.basis.observed import Keep, Observed
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.scale_streams import apply as apply_scaled_streams
 from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.pipeline import finalize, proofs
 

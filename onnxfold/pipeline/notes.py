@@ -6,7 +6,7 @@ from typing import Any
 from onnxfold.norms.site import NormForm
 from onnxfold.options import Options, Target, WrittenForm
 from onnxfold.refusal import RefusalCode
-from onnxfold.targets.stripped import is_taken_for_zero
+from onnxfold.targets.fusions import is_taken_for_zero
 
 _SPELLED = (WrittenForm.AUTO, WrittenForm.DECOMPOSED)
 _HALVES = (

@@ -11,7 +11,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.undefer import decide
 from onnxfold.passes.lower.opset import raise_opset
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.targets.deferral_gains import is_wanted
+from onnxfold.targets.costs import is_wanted
 
 
 def prepared_for(model: ir.Model, settings: Settings) -> Prepared:

@@ -19,9 +19,8 @@ from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.deferral.find_deferred import find_deferred
-from onnxfold.passes.deferral.half_floats import halving
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.deferral.readers import image, layer_weight
+from onnxfold.passes.deferral.readers import halving, image, layer_weight
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.lower.decide import LoweringPlan
 from onnxfold.passes.norms_plan import NormsPlan

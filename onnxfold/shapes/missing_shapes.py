@@ -22,8 +22,7 @@ import onnx_ir as ir
 from onnxfold.graph.constants import whole_node
 from onnxfold.graph.dims import Dim, Shape
 from onnxfold.graph.traversal import bodies, declared_shape
-from onnxfold.shapes.body_shapes import body_results, fill_body
-from onnxfold.shapes.demanded_ranks import DemandedRanks
+from onnxfold.shapes.body_shapes import DemandedRanks, body_results, fill_body
 from onnxfold.shapes.equivalents import (
     DOMAIN,
     FUNCTIONS,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnxfold.graph import keeps_dims
-from onnxfold.graph.einsum import einsum_labels
-from onnxfold.graph.model_facts import SIZES
-from onnxfold.graph.operands import operand
+from onnxfold.graph.model_info import SIZES
+from onnxfold.graph.operands import einsum_labels, operand
 from onnxfold.graph.sequences import inserted_elements
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of

@@ -16,11 +16,9 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.norms import CENTRINGS, NORMS
-from onnxfold.norms.bare_centring import BareCentring
-from onnxfold.norms.site import NormSite
+from onnxfold.norms.site import BareCentring, NormSite
 from onnxfold.operators.families.transfer import ZeroMean
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.ends import ENDS
 from onnxfold.streams.model_transfers import (
     EXACT,
     TRANSFERS,
@@ -30,6 +28,7 @@ from onnxfold.streams.model_transfers import (
     ModelTransfers,
     Point,
 )
+from onnxfold.streams.obstacles import ENDS
 from onnxfold.weights.narrow import refuse_narrow
 
 

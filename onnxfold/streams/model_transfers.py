@@ -17,10 +17,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.array_types import Array
-from onnxfold.graph.model_facts import Fact
+from onnxfold.graph.model_info import Fact
 from onnxfold.norms import NORMS
-from onnxfold.norms.site import AffinePart, NormForm, NormSite
-from onnxfold.norms.subtracted_mean import mean_subtracted_by
+from onnxfold.norms.site import AffinePart, NormForm, NormSite, mean_subtracted_by
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of

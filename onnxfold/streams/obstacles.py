@@ -1,8 +1,11 @@
 """Reasons why a value cannot be centered, and why a reader needs the original value."""
 
+from collections.abc import Mapping, Sequence
+
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
+from onnxfold.graph.model_info import Fact
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import refuse_opaque
 from onnxfold.operators.families.transfer import refuse
@@ -12,6 +15,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 _SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)
 _OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # operators allowed between a product and its scale
+ENDS: Fact[Mapping[ir.Value, Sequence[Refusal]]] = Fact("ends of streams")
 
 
 def refuse_dequantised(node: ir.Node) -> Refusal | None:
@@ -71,3 +75,6 @@ def refuse_exact(node: ir.Node) -> Refusal:
         f"{operator(node)} '{label}' needs the original value",
         (label,),
     )
+
+
+"""Of all norms that subtract a mean, and of bare centerings."""

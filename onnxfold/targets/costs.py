@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from onnxfold.graph import Dim, Shape
-from onnxfold.options import Target
+from onnxfold.options import Defer, Options, Target
 
 OPERATOR_PS = 500_000
+# Targets for which benchmarks/results/defer.csv has medians above 1, and none below 0.99.
+MEASURED_CHEAPER: frozenset[Target] = frozenset()
+# A product costs as much as this many elements plus its own: benchmarks/results/row_scale_costs.csv
+# (Mul, and ScaleRows of the library; one thread).
+OPERATOR_ELEMENTS = {Target.ONNX: 3_800, Target.ORT: 3_800, Target.KERNELS: 11_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,10 @@ _COSTS = {
 def costs_of(target: Target) -> Costs:
     """Return the cost table of ``target``."""
     return _COSTS[target]
+
+
+def is_wanted(settings: Options) -> bool:
+    """Whether norms are deferred, or stay deferred; otherwise they are computed in place."""
+    if settings.defer is Defer.AUTO:
+        return settings.target in MEASURED_CHEAPER
+    return settings.defer is Defer.ALL

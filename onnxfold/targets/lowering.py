@@ -13,11 +13,17 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
+from onnxfold.graph.array_types import is_narrowing
 from onnxfold.graph.edit import Lowered
-from onnxfold.graph.float_types import is_narrowing
-from onnxfold.norms.of_constants import refuse_constant
-from onnxfold.norms.site import AffinePart, EpsilonMode, NormForm, NormKind, NormSite
-from onnxfold.norms.subtracted_mean import cast_of_centred
+from onnxfold.norms.quotients import refuse_constant
+from onnxfold.norms.site import (
+    AffinePart,
+    EpsilonMode,
+    NormForm,
+    NormKind,
+    NormSite,
+    cast_of_centred,
+)
 from onnxfold.operators.functions import (
     DOMAIN,
     LAYER_NORMALIZATION_SINCE,
@@ -32,8 +38,7 @@ from onnxfold.operators.functions import (
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import Target, WrittenForm
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.norm_forms import NORM_FORMS
-from onnxfold.targets.norm_settings import NormSetting
+from onnxfold.targets.norm_settings import NORM_FORMS, NormSetting
 from onnxfold.targets.parameters import Parameters
 from onnxfold.targets.spelled import (
     from_the_end,

@@ -17,10 +17,12 @@ from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.model_io.mapped import RowReader
 from onnxfold.weights.affine_parts import first_halves, weighted_sum
 from onnxfold.weights.dequantised import QuantisedWeight
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
+from onnxfold.weights.means import is_centred
 from onnxfold.weights.rotations import rotated
 
 _PART_BYTES = 16 << 20
@@ -29,6 +31,7 @@ _MAGNITUDE = np.uint16(0x7FFF)
 _FEW_BITS = int(np.float16(2**-12).view(np.uint16))
 
 Result = TypeVar("Result")
+_SAMPLED_ROWS = 64
 
 
 class Product:
@@ -241,3 +244,29 @@ class _Bits:
             raise WeightOverflowError(
                 "is so small that float16 has too few bits for its centered values"
             )
+
+
+def centred(W: Array, fiber: Fiber) -> Array:
+    """Return P W in the type and shape of ``W``; it needs a few MiB of work space."""
+    return centred_tensor(ir.Tensor(W), fiber, "").numpy()
+
+
+def centred_tensor(tensor: ir.TensorProtocol, fiber: Fiber, name: str) -> EditedTensor:
+    """Return P of a tensor, computed whenever it is read or saved, one at a time."""
+    return edited(tensor, Centre(fiber), name)
+
+
+def is_centred_weight(tensor: ir.TensorProtocol, fiber: Fiber) -> bool:
+    """Whether P W = W up to the rounding of stored values.
+
+    A large file is read only if some rows pass.
+
+    Raises InvariantError if the fiber does not fit the shape.
+    """
+    rows = tensor.shape.numpy()[0] if len(tensor.shape) else 0
+    within_rows = all(digit.axis != 0 for digit in fiber.digits)
+    if isinstance(tensor, RowReader) and rows >= 2 * _SAMPLED_ROWS and within_rows:
+        sample = tensor.read_rows(range(0, rows, rows // _SAMPLED_ROWS))
+        if not is_centred(sample, fiber):
+            return False
+    return is_centred(tensor.numpy(), fiber)

@@ -10,9 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.float_types import digits
-from onnxfold.graph.model_facts import Fact
+from onnxfold.graph.array_types import Array, digits
+from onnxfold.graph.model_info import Fact
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS
 from onnxfold.operators import facets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph.einsum import einsum_labels
+from onnxfold.graph.operands import einsum_labels
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ CENTRED = """
 import pathlib, sys
 from onnxfold import model_io
 from onnxfold.graph import whole_axes
-from onnxfold.weights.centre import centred_tensor
+from onnxfold.weights.edited import centred_tensor
 
 def status(key):
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.graph.einsum import einsum_labels
+from onnxfold.graph.operands import einsum_labels
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.families.transfer import Carried
 from onnxfold.passes.prepare.working_copy import prepare

@@ -51,7 +51,7 @@ def test_the_way_from_a_scale_to_softmax_is_looked_for_once() -> None:
     stats: dict[tuple[str, int, str], tuple[int, ...]] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     (calls,) = [
         counts[1] for (file, _, name), counts in stats.items()
-        if name == "_passes" and file.endswith("score_scales.py")
+        if name == "_passes" and file.endswith("scales/decide.py")
     ] or [0]  # fmt: skip
     assert calls < 10 * 40
 

@@ -183,7 +183,7 @@ _LARGEST_CLOSURE = 10_000
 
 
 def test_no_pass_recognizes_norms() -> None:
-    """A pass reads facts (onnxfold.graph.model_facts), and does not name who finds them."""
+    """A pass reads facts (onnxfold.graph.model_info), and does not name who finds them."""
     for path in (_ROOT / "passes").rglob("*/*.py"):
         for module, line in _imported(path):
             assert not module.startswith("onnxfold.recognition"), f"{path}:{line} imports {module}"

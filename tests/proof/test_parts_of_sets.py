@@ -10,7 +10,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
 from onnxfold.shapes import infer
-from onnxfold.weights.centre import centred
+from onnxfold.weights.edited import centred
 from tests.graphs import Array, graph, weights
 
 _SETS, _SIZE, _FIRST = 50, 6, 4  # random indices are below 3

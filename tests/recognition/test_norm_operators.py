@@ -10,7 +10,7 @@ from onnx import parser
 
 import onnxfold
 from onnxfold.norms import EpsilonMode, NormForm, NormKind
-from onnxfold.norms.subtracted_mean import cast_of_centred
+from onnxfold.norms.site import cast_of_centred
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer

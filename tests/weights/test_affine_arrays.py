@@ -15,8 +15,7 @@ from onnxfold.operators.families.reactions import Passes, react
 from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
 from onnxfold.weights.affine_parts import weighted_sum
-from onnxfold.weights.centre import centred
-from onnxfold.weights.edited import Product, edited, evaluated
+from onnxfold.weights.edited import Product, centred, edited, evaluated
 from onnxfold.weights.edits import Centre, Scale, Shift
 from onnxfold.weights.evaluation import Evaluation
 from tests.graphs import Array, graph

@@ -21,7 +21,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.channels import Channels
 from onnxfold.weights import edited, edits, evaluation
-from onnxfold.weights.centre import centred, centred_tensor, is_centred_weight
+from onnxfold.weights.edited import centred, centred_tensor, is_centred_weight
 from onnxfold.weights.means import is_centred, split_digits
 from tests.model_io.files import linear, save
 from tests.operators.projector import project, set_numbers

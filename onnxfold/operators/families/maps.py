@@ -22,8 +22,7 @@ from math import prod
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, follow_reshape
-from onnxfold.graph.einsum import einsum_labels
-from onnxfold.graph.operands import operand
+from onnxfold.graph.operands import einsum_labels, operand
 from onnxfold.operators.families import layout, reduce
 from onnxfold.operators.families.parts import sliced_axes
 from onnxfold.operators.families.transfer import refuse

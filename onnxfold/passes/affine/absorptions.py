@@ -6,14 +6,16 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import Float64
-from onnxfold.graph.float_types import HALVES
-from onnxfold.operators.families.weight_roots import root_of
+from onnxfold.graph.array_types import HALVES, Float64
+from onnxfold.graph.channels import Channels
+from onnxfold.operators.families.absorb import AbsorbingLayer
+from onnxfold.operators.families.cut_parts import cut_of, element_readers
+from onnxfold.operators.families.reactions import adds_bias, behind_layout
+from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.affine.affine_walk import ReachedLayer
-from onnxfold.passes.affine.biases import bias_of, parts_of
 from onnxfold.passes.affine.plan import Absorption
 from onnxfold.passes.constant_edits import PlaceEditor
-from onnxfold.passes.places import place_of, ref_of
+from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.refusal import Refusal
 from onnxfold.weights.dequantised import holder_of, quantised_weight
 from onnxfold.weights.edited import Product
@@ -78,3 +80,124 @@ def absorb(places: PlaceEditor, reader: Absorption, r: Float64 | None, s: Float6
             change(place, Shift(place.channels, product))
     if r is not None:
         change(weight, Scale(weight.channels, reader.placed(r, 1.0)))
+
+
+def bias_of(
+    view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, root: EditPlace
+) -> Place | None:
+    """Return the constant that absorbs W beta: the operator's own bias, or a following Add's."""
+    if absorbs.shift_refusal is not None or node.outputs[0].name is None:
+        return None
+    size = absorbs.outer.size
+    if absorbs.bias is not None:
+        operand = node.inputs[absorbs.bias] if absorbs.bias < len(node.inputs) else None
+        reader = Reader(node, absorbs.bias)
+        if absorbs.halves:
+            return _first_halves(view, operand, reader, absorbs)
+        if absorbs.rows:
+            return _of_rows(view, operand, reader, absorbs)
+        if operand is None:
+            return Place("", ref_of(view, reader), Channels.along([(0, size)]), 0)
+        shape = shape_of(view, operand)
+        if shape is None or not shape or shape[-1] != size or any(d != 1 for d in shape[:-1]):
+            return None
+        return place_of(view, operand, reader, Channels.along([(len(shape) - 1, size)]))
+    return _added(view, node.outputs[0], absorbs.output)
+
+
+def _first_halves(
+    view: ModelInfo, operand: ir.Value | None, reader: Reader, absorbs: AbsorbingLayer
+) -> Place | None:
+    """Return the bias [Wb, Rb] of a recurrent layer, whose Wb absorbs W beta."""
+    rows, size = absorbs.halves, 2 * absorbs.outer.size
+    channels = Channels.along([(0, rows), (1, size // rows)])
+    if operand is None:
+        return Place("", ref_of(view, reader), channels, halves=rows)
+    if shape_of(view, operand) != (rows, size // rows):
+        return None
+    return replace(place_of(view, operand, reader, channels), halves=rows)
+
+
+def _of_rows(
+    view: ModelInfo, operand: ir.Value | None, reader: Reader, absorbs: AbsorbingLayer
+) -> Place | None:
+    """Return the bias of experts, a row for each."""
+    rows, size = absorbs.rows, absorbs.outer.size
+    channels = Channels.along([(0, rows), (1, size // rows)])
+    if operand is None:
+        return Place("", ref_of(view, reader), channels, rows=rows)
+    if shape_of(view, operand) != (rows, size // rows):
+        return None
+    return place_of(view, operand, reader, channels)
+
+
+def parts_of(view: ModelInfo, value: ir.Value, absorbs: AbsorbingLayer) -> tuple[Place, ...]:
+    """Return the constants added to the parts of ``value`` along its channels, all or none.
+
+    These are the remains of joint projections: q, k and v are one product, each with its own bias,
+    cut apart by a Split or by Slices.
+    """
+    readers, output = element_readers(value), absorbs.output
+    if absorbs.shift_refusal is not None or view.is_output(value) or len(output.digits) != 1:
+        return ()
+    places: list[Place] = []
+    for part in (part for node in readers for part in node.outputs):
+        cut = cut_of(view, part)
+        producer = part.producer()
+        if cut is None or cut.source is not value or (cut.axis,) != output.axes or cut.length < 2:
+            return ()
+        channels = Channels.along([(cut.axis, cut.length)])
+        place = _added(view, part, channels)
+        if place is None or producer is None or producer.graph is not value.graph:
+            return ()
+        places.append(replace(place, start=cut.start))
+    places.sort(key=lambda place: place.start)
+    ends = [place.start + place.channels.size for place in places]
+    beginnings = [place.start for place in places]
+    tiled = beginnings == [0, *ends[:-1]] and ends[-1:] == [output.size]
+    return tuple(places) if tiled and len(places) > 1 else ()
+
+
+def _added(view: ModelInfo, value: ir.Value, output: Channels) -> Place | None:
+    """Return the constant of an Add or BiasGelu, the only reader of ``value``, along its channels.
+
+    Layouts may come between: exports of TensorFlow first restore the batch of a product.
+    """
+    reader = _only_reader(view, value)
+    while reader is not None and not adds_bias(reader.node, reader.index):
+        moved = behind_layout(view, reader, output)
+        if moved is None:
+            return None
+        value, output = moved
+        reader = _only_reader(view, value)
+    if reader is None:
+        return None
+    node, index = reader.node, reader.index
+    operand = node.inputs[1 - index]
+    shape, rank = shape_of(view, operand), view.rank(value)
+    if operand is None or shape is None or rank is None or len(shape) > rank:
+        return None
+    offset = rank - len(shape)
+    sizes = {digit.axis: digit.size for digit in output.digits}
+    if any(axis < offset for axis in sizes):
+        return None
+    if any(dim != sizes.get(axis + offset, 1) for axis, dim in enumerate(shape)):
+        return None
+    channels = output.renamed({axis: axis - offset for axis in output.axes})
+    return place_of(view, operand, Reader(node, 1 - index), channels)
+
+
+def _only_reader(view: ModelInfo, value: ir.Value) -> Reader | None:
+    """Return the only reader of a value, in the graph that computes it."""
+    readers = view.readers(value)
+    if len(readers) != 1 or view.is_output(value) or readers[0].node.graph is not value.graph:
+        return None
+    return readers[0]
+
+
+def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the shape of a constant of a floating type; None for other values."""
+    tensor = view.tensor(value)
+    if tensor is None or not tensor.dtype.is_floating_point():
+        return None
+    return tuple(tensor.shape.numpy())

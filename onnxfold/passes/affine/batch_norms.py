@@ -16,7 +16,7 @@ from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.operands import is_read_once, known_operand, known_producer
-from onnxfold.operators.families.batch_norm_factors import channel_factors
+from onnxfold.operators.families.batch_norm import channel_factors
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.absorptions import absorb, absorption, refuse_few_bits_of

@@ -2,7 +2,7 @@
 
 gamma moves if every reader of the norm is linear with a constant weight that no other reader needs
 unchanged (or that is small enough to store twice), and leaves a scale if the norm always multiplies
-by one; in that case an outlying gamma stays (outlying.py). beta moves with it, or alone, if no zero
+by one; in that case an outlying gamma stays (wanted.py). beta moves with it, or alone, if no zero
 padding is between and every reader has a bias, can get one for free (Gemm, Conv, Attention), or
 gets an Add that costs less than the norm saves without beta.
 """
@@ -22,11 +22,10 @@ from onnxfold.options import Target
 from onnxfold.passes.affine.absorptions import absorption, refuse_few_bits_of
 from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
 from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
-from onnxfold.passes.affine.outlying import refuse_outlying
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
-from onnxfold.passes.affine.wanted import Folds, Wanted
+from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings
 from onnxfold.passes.places import Place, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning

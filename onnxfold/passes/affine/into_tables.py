@@ -21,7 +21,7 @@ from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
-from onnxfold.targets.norm_forms import NORM_FORMS
+from onnxfold.targets.norm_settings import NORM_FORMS
 
 _LEFT = 0.5  # see kept_scale.py; the tables absorb twice gamma
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)

@@ -11,12 +11,13 @@ from math import ceil, inf, isfinite, log2
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import FLOATS, ModelInfo, node_label
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.float_types import smallest_normal
-from onnxfold.graph.operands import operand
+from onnxfold.graph.array_types import Array, smallest_normal
+from onnxfold.graph.edit import Editor, Lowered, set_attribute, set_input
+from onnxfold.graph.operands import known_operand, known_producer, operand
 from onnxfold.norms import NORMS, EpsilonMode, NormSite
+from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.observed import Observe
 from onnxfold.passes.basis.plan import (
@@ -30,10 +31,12 @@ from onnxfold.passes.basis.plan import (
     ValueRange,
 )
 from onnxfold.passes.basis.scale_walk import ScaledConstant, ScaleWalk
+from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, ReaderRef, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS
 from onnxfold.weights.edited import float64_chunks
+from onnxfold.weights.edits import Scale
 
 _OUTSIDE = (EpsilonMode.OUTSIDE, EpsilonMode.MAX_OUTSIDE)
 _HOLDS_EPSILON = frozenset({"Add", "Sum", "Max", "Clip"})
@@ -240,3 +243,49 @@ def _subnormals(info: ModelInfo, constants: Iterable[ScaledConstant], c: float) 
             small = np.abs(rows) * c**power < least
             count += int(np.count_nonzero(small & (np.abs(rows) >= least)))
     return count
+
+
+def apply(edit: Editor, plan: ScalePlan, settings: Settings) -> None:
+    """Multiply every stream that is named by its power of two."""
+    del settings
+    places = PlaceEditor(edit)
+    values = edit.by_ref()
+    for place, factor in plan.factors():
+        places.change(place, Scale(place.channels, np.array([factor])))
+    for stream in plan.streams:
+        for opened in stream.opened:
+            _open(edit, values, opened, stream.factor)
+        for epsilon in stream.epsilons:
+            _change_epsilon(edit, values, epsilon)
+
+
+def _open(edit: Editor, values: dict[str, ir.Value], opened: OpenedValue, c: float) -> None:
+    """Let readers read the product of a value with c."""
+    value = values[opened.value]
+    if value.dtype is None:
+        raise InvariantError(f"'{value.name}' has no known type")
+    new, name = NewNodes(edit.info.opset), f"{value.name}.scaled"
+    factor = new.weight(f"{name}.factor", np.array(c, value.dtype.numpy()))
+    result = new.op("Mul", value, factor)
+    result.name, result.type, new.nodes[0].name = name, value.type, name
+    result.shape = None if value.shape is None else value.shape.copy()
+    edit.insert_behind(value, Lowered.of(new))
+    for reader in opened.readers:
+        set_input(known_producer(values[reader.node]), reader.index, result)
+
+
+def _change_epsilon(edit: Editor, values: dict[str, ir.Value], epsilon: NewEpsilon) -> None:
+    node = known_producer(values[epsilon.reader.node])
+    if epsilon.reader.index < 0:
+        set_attribute(node, ir.AttrFloat32("epsilon", epsilon.number))
+        return
+    old = known_operand(node, epsilon.reader.index)
+    if old.dtype is None:
+        raise InvariantError(f"'{old.name}' has no known type")
+    like = edit.info.array(old)
+    shape = () if like is None else like.shape
+    tensor = ir.tensor(np.full(shape, epsilon.number, old.dtype.numpy()))
+    set_input(
+        node, epsilon.reader.index, edit.new_constant(node.outputs[0], tensor, f"{old.name}.scaled")
+    )
+    edit.drop_if_unread(old)

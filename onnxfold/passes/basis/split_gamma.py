@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
-from onnxfold.operators.families.weight_roots import EditPlace
+from onnxfold.operators.families.reactions import Absorbs, Passes, ReadsShape, react
+from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.observed import Observe
-from onnxfold.passes.basis.smooth_readers import weights_behind
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -250,3 +251,45 @@ def apply(edit: Editor, plan: SplitPlan, settings: Settings) -> None:
             places.change(place, Scale(place.channels, 1 / split.factors))
         for place in split.weight_places:
             places.change(place, Scale(place.channels, split.factors))
+
+
+def weights_behind(
+    info: ModelInfo, value: ir.Value, channels: Channels
+) -> list[EditPlace] | Refusal:
+    """Return the weights that multiply the channels of a value; a Refusal where others read it."""
+    if info.is_output(value):
+        sentence = f"'{value.name}' is an output of its graph"
+        return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (value.name or "",))
+    found: list[EditPlace] = []
+    for reader in info.readers(value):
+        made = _behind(info, reader, channels)
+        if isinstance(made, Refusal):
+            return made
+        found += made
+    return found
+
+
+def _behind(info: ModelInfo, reader: Reader, channels: Channels) -> list[EditPlace] | Refusal:
+    node = reader.node
+    reaction = react(info, node, reader.index, channels)
+    if isinstance(reaction, ReadsShape):
+        return []
+    if isinstance(reaction, Absorbs):
+        places = [
+            root_of(info, Reader(node, layer.weight), layer.channels, layer.outer)
+            for layer in reaction.layers
+        ]
+        refused = next((place for place in places if isinstance(place, Refusal)), None)
+        return refused or [place for place in places if not isinstance(place, Refusal)]
+    if not isinstance(reaction, Passes):
+        return reaction
+    if reaction.jointly != (reader.index,):
+        sentence = "adds the norm's result to something else, as a post-norm's residual"
+        return refuse(RefusalCode.EXACT_READER, node, sentence)
+    found: list[EditPlace] = []
+    for output, moved in reaction.outputs:
+        behind = weights_behind(info, node.outputs[output], moved)
+        if isinstance(behind, Refusal):
+            return behind
+        found += behind
+    return found

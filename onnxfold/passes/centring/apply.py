@@ -14,8 +14,8 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring
 from onnxfold.passes.places import ReaderRef
-from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
-from onnxfold.weights.centre import centred_tensor
+from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
+from onnxfold.weights.edited import centred_tensor
 
 
 def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:

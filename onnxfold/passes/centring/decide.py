@@ -9,7 +9,7 @@ from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.passes.centring.worth import worthwhile
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS_OF_PARTS
-from onnxfold.targets.norm_forms import NORM_FORMS
+from onnxfold.targets.norm_settings import NORM_FORMS
 
 
 @dataclass(frozen=True, slots=True)

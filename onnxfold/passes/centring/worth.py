@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import CENTRINGS, BareCentring, NormKind, NormSite
-from onnxfold.norms.subtracted_mean import cast_of_centred
+from onnxfold.norms.site import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
@@ -20,10 +20,9 @@ from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers
 from onnxfold.targets.costs import Costs, costs_of, microseconds, work
-from onnxfold.targets.fusions import refuse_fused
+from onnxfold.targets.fusions import refuse_fused, refuse_stripped
 from onnxfold.targets.installed import onnxruntime_version
-from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
-from onnxfold.targets.stripped import refuse_stripped
+from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
 from onnxfold.targets.sums import SLOW_SINCE, joined_additions
 from onnxfold.targets.turned import turned_norms
 

@@ -19,8 +19,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.norms import NormSite
-from onnxfold.norms.of_constants import refuse_constant
-from onnxfold.norms.quotients import cancels, refuse_form
+from onnxfold.norms.quotients import cancels, refuse_constant, refuse_form
 from onnxfold.norms.site import AffinePart, NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
@@ -28,15 +27,14 @@ from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow, flow_of, sites_of
-from onnxfold.passes.deferral.half_floats import halved_readers
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, ScaledTable, UnscaledValue
-from onnxfold.passes.deferral.readers import centred_readers
+from onnxfold.passes.deferral.readers import centred_readers, halved_readers
 from onnxfold.passes.deferral.row_scale import RowScale
 from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.gamma_tables import gamma_tables
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.mincut import INFINITE, minimum_cut
-from onnxfold.targets.deferral_gains import OPERATOR_ELEMENTS, is_wanted
+from onnxfold.targets.costs import OPERATOR_ELEMENTS, is_wanted
 
 _ROWS = 128  # of one run: with fewer, products cost little compared with loading the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]

@@ -20,7 +20,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.find_deferred import DeferredSite, find_deferred
 from onnxfold.passes.deferral.row_numbers import quotient
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.deferral_gains import is_wanted
+from onnxfold.targets.costs import is_wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import NORMS
 from onnxfold.options import Device, Target
 from onnxfold.passes.base import Settings
-from onnxfold.passes.lower.decide import LoweringPlan
-from onnxfold.passes.lower.gelus import halve_first, late_halves
+from onnxfold.passes.lower.decide import LoweringPlan, halve_first, late_halves
 from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, residual_fusions
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions

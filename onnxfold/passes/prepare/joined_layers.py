@@ -4,6 +4,13 @@
 
 The mean of a row of the result is that of all pieces, x (W 1 + V 1) / d, which only a weight that
 has all channels can lose. Pieces of different inputs stay: x W 1 + z V 1 is in neither weight.
+
+Means that are subtracted from a sum and are of one summand: they are taken from that.
+
+    (v + a) - mean(a)  =  v + (a - mean(a))
+
+A dueling head is written so, value + advantage - advantage.mean(dim=1, keepdim=True); a - mean(a)
+moves into the weights before it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,10 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, operator
+from onnxfold.graph import FLOATS, ModelInfo, keeps_dims, node_label, operator
 from onnxfold.graph.edit import add_constant, drop_weight, inherit, redirect, set_input, sweep
 from onnxfold.graph.equality import same_attributes
 from onnxfold.graph.operands import (
+    computed_by,
     is_read_once,
     known_operand,
     known_tensor,
@@ -23,12 +31,13 @@ from onnxfold.graph.operands import (
     producer_of,
     weight_operand,
 )
+from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.row import Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.split_skip_norms import Builder
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.ends import ENDS
+from onnxfold.streams.obstacles import ENDS
 
 _LAYERS = (Layer.CONVOLUTION, Layer.GEMM, Layer.MATMUL)
 _WEIGHT = 1
@@ -189,3 +198,31 @@ def _stored(builder: Builder, name: str, parts: Sequence[ir.TensorProtocol], axi
 
     lazy = ir.LazyTensor(joined, dtype=dtype, shape=shape, name=name)
     return ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=lazy)
+
+
+def subtract_from_summands(model: ir.Model) -> tuple[str, ...]:
+    """Rewrite such differences, in place, and name them."""
+    found = [(node, total) for node in all_nodes(model) if (total := _sum_before(node)) is not None]
+    builder = Builder(model)
+    for node, total in found:
+        mean = node.inputs[1]
+        reducer = computed_by(mean, "ReduceMean")
+        summand = None if reducer is None else reducer.inputs[0]
+        call = builder.at(node)
+        (centred,) = call.emit("Sub", (summand, mean))
+        operands = [centred if value is summand else value for value in total.inputs]
+        (result,) = call.emit("Add", operands)
+        call.finish({0: result})
+        sweep([total])
+    return tuple(node_label(node) for node, _ in found)
+
+
+def _sum_before(node: ir.Node) -> ir.Node | None:
+    """Return the Add from which a node takes the mean of one summand, if no other reads these."""
+    if node.op_type != "Sub" or node.domain:
+        return None
+    total, mean = computed_by(node.inputs[0], "Add"), computed_by(node.inputs[1], "ReduceMean")
+    if total is None or mean is None or not keeps_dims(mean):
+        return None
+    alone = all(is_read_once(each.outputs[0]) for each in (total, mean))
+    return total if alone and list(total.inputs).count(operand(mean, 0)) == 1 else None

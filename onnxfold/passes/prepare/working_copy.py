@@ -26,15 +26,14 @@ from onnxfold.passes.prepare.direct_reads import (
     read_directly,
     read_from_outside,
 )
-from onnxfold.passes.prepare.joined_layers import join_layers
-from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
+from onnxfold.passes.prepare.joined_layers import join_layers, subtract_from_summands
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.stored_constants import (
     add_biases,
     fold_constants,
     merge_constant_factors,
+    store_parts,
 )
-from onnxfold.passes.prepare.stored_parts import store_parts
 from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode

@@ -26,7 +26,7 @@ from onnxfold.graph.operands import (
 )
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
-from onnxfold.operators.families.batch_norm_factors import channel_factors
+from onnxfold.operators.families.batch_norm import channel_factors
 from onnxfold.operators.families.cut_parts import AxisPart, cut_of, element_readers, only_part
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.families.reactions import before_layout
@@ -36,11 +36,12 @@ from onnxfold.operators.row import Elements, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.passes.scales.constant_operands import (
     bias_root,
+    carries_factor,
+    common_source,
     factor_of,
     is_weight,
     norm_constants,
 )
-from onnxfold.passes.scales.homogeneous import carries_factor, common_source
 from onnxfold.refusal import Refusal, RefusalCode
 
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
-from onnxfold.graph.model_facts import SIZES
+from onnxfold.graph.model_info import SIZES
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.new_nodes import NewNodes
@@ -19,12 +19,11 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ShapeChange, Shortened
 from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_shape
-from onnxfold.passes.stream_forms.stream import stream_of
-from onnxfold.passes.stream_forms.stream_sizes import follows
+from onnxfold.passes.stream_forms.stream import follows, stream_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.streams.stream_walk import Stream
-from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
+from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
 from onnxfold.weights.edited import unrounded
 from onnxfold.weights.means import rounded_to_sum
 

@@ -18,9 +18,9 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.norms_plan import named_sites
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
+from onnxfold.passes.stream_forms.restore import completed_part
 from onnxfold.passes.stream_forms.shapes import change_shapes, declare, resize_weight
 from onnxfold.passes.stream_forms.stream import ResizingWalk
-from onnxfold.passes.stream_forms.zero_means import completed_part
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.streams.stream_walk import Stream

@@ -1,16 +1,86 @@
-"""RMSNorms of inputs with mean 0, spelled as LayerNorms."""
+"""RMSNorms of inputs with mean 0, spelled as LayerNorms.
+
+Which points of a zero-mean graph already have mean 0, down to the stored weights.
+
+    mean(x) = 0  implies  RMS(x) = x / sqrt(|x|^2/d + e) = (x - mean(x)) / sqrt(var(x) + e) = LN(x)
+
+A carrier preserves mean 0, f(P x1, P x2, ...) = P f(x1, x2, ...), so a value has mean 0 if
+everything that it carries has, and a writer if its weight is centered.
+
+Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
+"""
+
+import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
+from onnxfold.graph.operands import computed_by
+from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.options import WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.norms_plan import NormsPlan, named_sites
-from onnxfold.passes.stream_forms.zero_means import obstacle
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.dataflow import walk_back
+from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import TRANSFERS, Point
-from onnxfold.targets.norm_forms import NORM_FORMS, NormForms
+from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
+from onnxfold.weights.edited import is_centred_weight
+
+
+def obstacle(
+    info: ModelInfo, graph: ZeroMeanGraph, start: Point, known: dict[Point, bool]
+) -> Refusal | None:
+    """Return the nearest reason why a value may have a mean, or None if its mean is 0.
+
+    ``known`` caches which weights are centered.
+    """
+
+    def onward(point: Point) -> tuple[Point, ...]:
+        return () if _is_zero(info, graph, point) else graph.points[point].carried
+
+    for point in reached([start], onward):
+        facts = graph.points[point]
+        if _is_zero(info, graph, point):
+            continue
+        if facts.opaque is not None:
+            return facts.opaque
+        if facts.constant and not _is_centred(info, point, known):
+            return _has_mean(point)
+    return None
+
+
+def _is_zero(info: ModelInfo, graph: ZeroMeanGraph, point: Point) -> bool:
+    return graph.points[point].zero_mean or completed_part(info, point) is not None
+
+
+def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
+    """Return v of a value E v = Concat(v, -sum(v)) along the one axis of its fiber, or None."""
+    joined = computed_by(point.value, "Concat")
+    if joined is None or len(joined.inputs) != 2 or len(point.fiber.axes) != 1:
+        return None
+    v, last = joined.inputs
+    negated = computed_by(last, "Neg")
+    total = None if negated is None else computed_by(negated.inputs[0], "ReduceSum")
+    if v is None or total is None or total.inputs[0] is not v:
+        return None
+    rank, axes = info.rank(v), info.axes(total)
+    if not rank or not axes or not point.fiber.whole:
+        return None
+    along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
+    return v if along == set(point.fiber.axes) else None
+
+
+def _is_centred(info: ModelInfo, point: Point, known: dict[Point, bool]) -> bool:
+    if point not in known:
+        tensor = info.tensor(point.value)
+        known[point] = tensor is not None and is_centred_weight(tensor, point.fiber)
+    return known[point]
+
+
+def _has_mean(point: Point) -> Refusal:
+    name = point.value.name or ""
+    sentence = f"weight '{name}' has a mean along {point.fiber}, so the norm reads one"
+    return Refusal(RefusalCode.HAS_MEAN, sentence, (name,))
 
 
 def decide(info: ModelInfo, settings: Settings) -> NormsPlan:

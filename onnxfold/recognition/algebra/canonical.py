@@ -11,8 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.float_types import is_narrowing
+from onnxfold.graph.array_types import Array, is_narrowing
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.row import Family

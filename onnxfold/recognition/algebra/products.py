@@ -10,7 +10,7 @@ from math import isclose, sqrt
 
 import onnx_ir as ir
 
-from onnxfold.graph.float_types import is_narrowing
+from onnxfold.graph.array_types import is_narrowing
 from onnxfold.norms.second_moments import Statistic
 from onnxfold.recognition.algebra import moments
 from onnxfold.recognition.algebra.coefficient import MINUS_ONE, Coefficient

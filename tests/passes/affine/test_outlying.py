@@ -11,7 +11,7 @@ from onnx import numpy_helper, parser
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
-from onnxfold.passes.affine.outlying import SPREAD, spread_of
+from onnxfold.passes.affine.wanted import SPREAD, spread_of
 from tests.sessions import outputs
 
 WIDTH, ROWS = 128, 96

@@ -12,9 +12,8 @@ import pytest
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import ProofOutcome, Settings
-from onnxfold.passes.basis.apply_scale import apply
 from onnxfold.passes.basis.plan import ScaledPlace, ScaledStream, ScalePlan
-from onnxfold.passes.basis.scale_streams import decide
+from onnxfold.passes.basis.scale_streams import apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.observing import observe
 from onnxfold.pipeline.proofs import of_scaled_streams

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.passes.centring.plan import WeightCentring, joined
-from onnxfold.weights.centre import centred_tensor
+from onnxfold.weights.edited import centred_tensor
 
 
 def _part(size: int, chosen: str) -> Fiber:

@@ -70,7 +70,7 @@ def test_bfloat16_is_deferred_with_the_roundings_of_as_many_products(name: str) 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_float16_is_deferred_behind_first_layers(name: str) -> None:
-    """A power of two in their weights, and as many roundings; see half_floats.py."""
+    """A power of two in their weights, and as many roundings; see readers.py."""
     kind = ARCHITECTURES[name]
     found = defer(kind.model(23, 1e-5, "float16"))
     assert len(found.plan.norms) == kind.deferred

@@ -11,8 +11,8 @@ import pytest
 
 import onnxfold
 from onnxfold.options import Defer, Target
-from onnxfold.targets import deferral_gains as measured
-from onnxfold.targets.deferral_gains import MEASURED_CHEAPER, OPERATOR_ELEMENTS
+from onnxfold.targets import costs as measured
+from onnxfold.targets.costs import MEASURED_CHEAPER, OPERATOR_ELEMENTS
 from tests.passes.deferral.deferral_graphs import (
     ALL,
     BODIES,

@@ -18,7 +18,7 @@ from onnxfold.options import Target
 from onnxfold.passes.deferral import apply
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.gamma_tables import GammaTables
-from onnxfold.targets import deferral_gains as measured
+from onnxfold.targets import costs as measured
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
 from tests.graphs import Array, graph, weights

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onnxfold.passes.deferral.row_powers import RowPower
-from onnxfold.passes.deferral.row_scale import RowScale
+from onnxfold.passes.deferral.row_scale import RowPower, RowScale
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.passes.affine import absorptions as affine
-from onnxfold.passes.deferral import half_floats as deferral
+from onnxfold.passes.deferral import readers as deferral
 from onnxfold.passes.scales import decide as scales
 from tests.graphs import Array, graph
 

@@ -11,7 +11,7 @@ import pytest
 from onnxfold.check.reference import Precision, run
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.scales import writer as back
-from onnxfold.passes.scales.homogeneous import carries_factor
+from onnxfold.passes.scales.constant_operands import carries_factor
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph
 from tests.passes.affine.affine_graphs import error

@@ -21,7 +21,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply
 from onnxfold.passes.stream_forms.plan import Shortened
-from onnxfold.passes.stream_forms.stream_sizes import follows
+from onnxfold.passes.stream_forms.stream import follows
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.shapes import infer
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
