@@ -8,7 +8,8 @@ Source: CBWC, section on the zero-mean graph and Algorithm 1, made exact (affine
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -23,8 +24,6 @@ from onnxfold.streams.model_transfers import (
     EXACT,
     TRANSFERS,
     Assumptions,
-    Equivariant,
-    Invariant,
     ModelTransfers,
     Point,
 )
@@ -43,21 +42,18 @@ class PointFacts:
     readers that need the original value.
     """
 
-    constant: bool
-    zero_mean: bool
-    opaque: Refusal | None
-    carried: tuple[Point, ...]
-    positions: tuple[int, ...]
-    siblings: tuple[Point, ...]
-    carries_to: tuple[Point, ...]
-    exact: tuple[Refusal, ...]
+    constant: bool = False
+    zero_mean: bool = False
+    opaque: Refusal | None = None
+    carried: tuple[Point, ...] = ()
+    positions: tuple[int, ...] = ()
+    siblings: tuple[Point, ...] = ()
+    carries_to: tuple[Point, ...] = ()
+    exact: tuple[Refusal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ZeroMeanGraph:
-    """All points that the norms of a model reach."""
-
-    points: Mapping[Point, PointFacts]
+ZeroMeanGraph: TypeAlias = Mapping[Point, PointFacts]
+"""All points that the norms of a model reach."""
 
 
 def walk_back(
@@ -76,23 +72,16 @@ def walk_back(
     if key not in transfers.walks:
         walk = _Walk(transfers, assumptions, overflowing)
         walk.run(start)
-        transfers.walks[key] = ZeroMeanGraph(_with_zero_means(walk.points()))
+        transfers.walks[key] = _with_zero_means(walk.facts)
     found: ZeroMeanGraph = transfers.walks[key]
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Producer:
-    constant: bool
-    zero_mean: bool = False
-    opaque: Refusal | None = None
-    carried: tuple[Point, ...] = ()
-    positions: tuple[int, ...] = ()
-    siblings: tuple[Point, ...] = ()
-
-
 class _Walk:
-    """Alternates between following points back and examining the readers of the points found."""
+    """Alternates between following points back and examining the readers of the points found.
+
+    ``facts`` are in the order in which the points were found.
+    """
 
     def __init__(
         self, transfers: ModelTransfers, assumptions: Assumptions, overflowing: Collection[str]
@@ -101,8 +90,7 @@ class _Walk:
         self._overflowing = overflowing
         self._transfers = transfers
         self._assumptions = assumptions
-        self._producers: dict[Point, _Producer] = {}
-        self._readers: dict[Point, tuple[tuple[Point, ...], tuple[Refusal, ...]]] = {}
+        self.facts: dict[Point, PointFacts] = {}
         # The points that depend on a point, and through which input: a reader then carries to them.
         self._asked_by: dict[tuple[Point, Reader], dict[Point, None]] = {}
 
@@ -112,50 +100,38 @@ class _Walk:
         while fresh and self._assumptions.asks_readers:
             reached: list[Point] = []
             for point in fresh:
-                if not self._producers[point].zero_mean:
-                    self._readers[point] = self._look_at_readers(point)
-                    reached += self._readers[point][0]
+                if not self.facts[point].zero_mean:
+                    carries_to, exact = self._look_at_readers(point)
+                    reached += carries_to
+                    self.facts[point] = replace(
+                        self.facts[point], carries_to=carries_to, exact=exact
+                    )
             fresh = self._pull_all(reached)
-
-    def points(self) -> dict[Point, PointFacts]:
-        """Return the facts of every point, in the order in which they were found."""
-        return {
-            point: PointFacts(
-                producer.constant,
-                producer.zero_mean,
-                producer.opaque,
-                producer.carried,
-                producer.positions,
-                producer.siblings,
-                *self._readers.get(point, ((), ())),
-            )
-            for point, producer in self._producers.items()
-        }
 
     def _pull_all(self, start: Iterable[Point]) -> list[Point]:
         queue, fresh = deque(start), []
         while queue:
             point = queue.popleft()
-            if point not in self._producers:
-                self._producers[point] = producer = self._pull(point)
+            if point not in self.facts:
+                self.facts[point] = producer = self._pull(point)
                 fresh.append(point)
                 queue.extend(producer.carried)
                 queue.extend(producer.siblings)
         return fresh
 
-    def _pull(self, point: Point) -> _Producer:
+    def _pull(self, point: Point) -> PointFacts:
         if self._overflows(point.value):
             name = point.value.name or ""
             sentence = f"'{name}' has inf or NaN, or its type cannot represent its centered values"
             refusal = Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
-            return _Producer(constant=False, opaque=refusal)
+            return PointFacts(opaque=refusal)
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
         origin = self._transfers.backward(point, self._assumptions)
         if isinstance(origin, ZeroMean):
-            return _Producer(constant=False, zero_mean=True)
+            return PointFacts(zero_mean=True)
         if isinstance(origin, Refusal):
-            return _Producer(constant=False, opaque=origin)
+            return PointFacts(opaque=origin)
         node = point.value.producer()
         carried = []
         for index, fiber in origin.inputs:
@@ -171,18 +147,18 @@ class _Walk:
             if output is not point.value and (output.uses() or output.is_graph_output())
         )
         positions = tuple(index for index, _ in origin.inputs)
-        return _Producer(False, carried=tuple(carried), positions=positions, siblings=siblings)
+        return PointFacts(carried=tuple(carried), positions=positions, siblings=siblings)
 
-    def _pull_constant(self, value: ir.Value) -> _Producer:
+    def _pull_constant(self, value: ir.Value) -> PointFacts:
         tensor = self._view.tensor(value)
         name = value.name or ""
         narrow = refuse_narrow(self._view, value)
         if narrow is not None:
-            return _Producer(False, opaque=narrow)
+            return PointFacts(opaque=narrow)
         if tensor is not None and tensor.dtype in FLOATS:
-            return _Producer(constant=True)
+            return PointFacts(constant=True)
         sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
-        return _Producer(False, opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
+        return PointFacts(opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
 
     def _overflows(self, value: ir.Value) -> bool:
         """Whether the centered values of a value are surely not finite; small constants are read.
@@ -204,15 +180,15 @@ class _Walk:
             exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
         for reader in self._view.readers(point.value):
             response = self._transfers.forward(point, reader)
-            if isinstance(response, Invariant):
+            if response == ():
                 continue
             asked_by = self._asked_by.get((point, reader))
             if asked_by:
                 carries_to.update(asked_by)
-            elif isinstance(response, Equivariant):
-                carries_to.update(dict.fromkeys(response.points))
-            else:
+            elif isinstance(response, Refusal):
                 exact.append(response)
+            else:
+                carries_to.update(dict.fromkeys(response))
         return tuple(carries_to), tuple(exact)
 
 
@@ -232,7 +208,7 @@ def _with_zero_means(points: dict[Point, PointFacts]) -> dict[Point, PointFacts]
         for point in dependants.get(ready.popleft(), ()):
             waiting[point] -= 1
             if waiting[point] == 0:
-                result[point] = PointFacts(False, True, None, (), (), (), (), ())
+                result[point] = PointFacts(zero_mean=True)
                 ready.append(point)
     return result
 
@@ -242,7 +218,7 @@ def _ends(view: ModelInfo) -> dict[ir.Value, list[Refusal]]:
     asked = [site for site in NORMS.of(view) if site.subtracts_mean and site.size]
     graph = walk_back(TRANSFERS.of(view), [*asked, *CENTRINGS.of(view)])
     found: defaultdict[ir.Value, list[Refusal]] = defaultdict(list)
-    for point, facts in graph.points.items():
+    for point, facts in graph.items():
         if facts.opaque is not None:
             found[point.value].append(facts.opaque)
     return dict(found)

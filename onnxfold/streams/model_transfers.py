@@ -71,19 +71,8 @@ class Assumptions:
 EXACT = Assumptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Invariant:
-    """f(x + s) = f(x): the shift changes nothing in the reader's results."""
-
-
-@dataclass(frozen=True, slots=True)
-class Equivariant:
-    """f(x + s) = f(x) + s': the shift becomes one of these outputs, along these fibers."""
-
-    points: tuple[Point, ...]
-
-
-ShiftResponse = Invariant | Equivariant | Refusal
+ShiftResponse = tuple[Point, ...] | Refusal
+"""f(x + s) = f(x) + s': the outputs that s becomes a shift of, along fibers; () where s' = 0."""
 
 
 class ModelTransfers:
@@ -245,14 +234,14 @@ class ModelTransfers:
     def _find_response(self, point: Point, reader: Reader) -> ShiftResponse:
         node = reader.node
         if self.view.is_dead(node):
-            return Invariant()  # its results are not used
+            return ()  # its results are not used
         for site in self._owners.get(node, ()):
             if site.input is point.value:
                 if any(part is point.value for part in (site.gamma, site.beta)):
                     return refuse_exact(node)  # it is scaled or shifted by its own normalized value
                 return self._response_of_norm(site, point.fiber, node)
         if self._reads_only_centred(node, point):
-            return Invariant()
+            return ()
         transfer = transfer_of(node)
         if transfer is None:
             return refuse_exact(node)
@@ -284,7 +273,7 @@ class ModelTransfers:
             if not any(i == index and fiber.joined(inner) == fiber for i, inner in carried):
                 return refuse_exact(node)
             points.append(point)
-        return Equivariant(tuple(points)) if points else Invariant()
+        return tuple(points)
 
     def _response_of_norm(self, site: NormSite, fiber: Fiber, node: ir.Node) -> ShiftResponse:
         if not site.subtracts_mean:
@@ -303,7 +292,7 @@ class ModelTransfers:
             return refuse(
                 RefusalCode.STATISTICS_READ, node, f"passes the mean '{leak.name}' to other nodes"
             )
-        return Invariant()
+        return ()
 
     def _reads_only_centred(self, node: ir.Node, point: Point) -> bool:
         """Whether the node is part of x - mean(x) without other readers inside."""

@@ -18,7 +18,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.transfer import Backward, Carried
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.streams.model_transfers import Equivariant, ModelTransfers, Point
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.weights.narrow import refuse_narrow
 
 
@@ -188,9 +188,9 @@ class StreamWalk:
         if facets.reads_type_alone(row_of(reader.node), reader.index):
             return None
         response = self.transfers.forward(point, reader)
-        if not isinstance(response, Equivariant):
+        if isinstance(response, Refusal) or not response:
             return self.refuse_reader(point, reader)
-        for moved in response.points:
+        for moved in response:
             why = self.visit(moved)
             if why is not None:
                 return why

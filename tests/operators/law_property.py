@@ -3,8 +3,8 @@
 Backward, ``Carried``:     f(P x1, P x2, rest) = P f(x1, x2, rest), and a shift of each carried
                            input, alone and together, is a shift of the output along its own fiber.
 Backward, ``ZeroMean``:    the output's mean along the fiber is 0.
-Forward, ``Invariant``:    a shift of the input changes no output.
-Forward, ``Equivariant``:  it is a shift of the outputs named, and changes no other.
+Forward, ``()``:           a shift of the input changes no output.
+Forward, points:           it is a shift of the outputs named, and changes no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Reader, Shape
 from onnxfold.operators.families.transfer import Carried, ZeroMean
 from onnxfold.refusal import Refusal
 from onnxfold.streams import fiber_parts
-from onnxfold.streams.model_transfers import Equivariant, Invariant, ModelTransfers, Point
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 from tests.operators.projector import mean_along, project
 from tests.operators.sample import Array, Draw, Sample
 
@@ -163,15 +163,11 @@ class _Check:
         if isinstance(response, Refusal):
             self.tally["exact"] += 1
             return
-        self.tally["invariant" if isinstance(response, Invariant) else "equivariant"] += bool(
-            fiber.blocks
-        )
+        self.tally["equivariant" if response else "invariant"] += bool(fiber.blocks)
         arrays = list(self.x)
         arrays[index] = self._shifted(self._moving(index, where), fiber, index)
         results = self.f(arrays)
-        outer = (
-            {p.value: p.fiber for p in response.points} if isinstance(response, Equivariant) else {}
-        )
+        outer = {point.value: point.fiber for point in response}
         for output, value in enumerate(self.node.outputs):
             moved = self._change(results, output)
             if value in outer:

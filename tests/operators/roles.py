@@ -6,8 +6,9 @@ from collections import Counter
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.families.rules import transfer_of
+from onnxfold.refusal import Refusal
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph
-from onnxfold.streams.model_transfers import Equivariant, Invariant, ModelTransfers, Point
+from onnxfold.streams.model_transfers import ModelTransfers, Point
 
 __all__ = ["roles_of"]
 
@@ -20,7 +21,7 @@ def roles_of(view: ModelInfo, transfers: ModelTransfers, graph: ZeroMeanGraph) -
     ``passes``: a reader that passes the shift on.
     """
     seen: Counter[str] = Counter()
-    for point, facts in graph.points.items():
+    for point, facts in graph.items():
         producer = point.value.producer()
         if producer is not None:
             for role in _as_producer(point, facts, graph):
@@ -32,7 +33,8 @@ def roles_of(view: ModelInfo, transfers: ModelTransfers, graph: ZeroMeanGraph) -
             if transfer_of(node) is None:
                 continue
             response = transfers.forward(point, reader)
-            role = {Invariant: "sink", Equivariant: "passes"}.get(type(response), "exact")
+            exact = isinstance(response, Refusal)
+            role = "exact" if exact else "passes" if response else "sink"
             seen[_name(node.domain, node.op_type, role)] += 1
     return seen
 
@@ -43,7 +45,7 @@ def _as_producer(point: Point, facts: PointFacts, graph: ZeroMeanGraph) -> list[
         return []
     if facts.zero_mean and not facts.constant:
         return ["zero mean"]
-    constant = {graph.points[operand].constant for operand in facts.carried}
+    constant = {graph[operand].constant for operand in facts.carried}
     return [role for role, weight in (("writer", True), ("carrier", False)) if weight in constant]
 
 

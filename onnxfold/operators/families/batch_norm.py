@@ -5,8 +5,6 @@
 Along channels s varies, so that P does not commute with it.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 
@@ -34,7 +32,6 @@ def channel_factors(view: ModelInfo, node: ir.Node) -> tuple[Float64, Float64] |
     return (factor, shift) if np.all(np.isfinite((factor, shift))) else None
 
 
-@dataclass(frozen=True, slots=True)
 class BatchNorm:
     """Along other axes than channels P is carried into x, and takes bias and mean to 0."""
 

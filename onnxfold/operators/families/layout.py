@@ -6,7 +6,6 @@ axes of the input, or which an operator works along, is what most of them tell (
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -23,7 +22,6 @@ from onnxfold.operators.families.transfer import (
 from onnxfold.refusal import Refusal, RefusalCode
 
 
-@dataclass(frozen=True, slots=True)
 class Reshape:
     """Reshape, Flatten, Squeeze and Unsqueeze keep row-major order: the digits are found again."""
 
@@ -42,7 +40,6 @@ class Reshape:
         return None if outer is None else ((0, outer),)
 
 
-@dataclass(frozen=True, slots=True)
 class Filled:
     """ConstantOfShape of zeros has mean 0, whatever the shape; it reads sizes, not elements."""
 

@@ -3,7 +3,7 @@
 Gates of a recurrent layer are such parts of one product, each with a separate norm.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -18,7 +18,6 @@ from onnxfold.operators.families.transfer import (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Split:
     """P split(x)_i = split(P' x)_i: off the fiber P' is P, otherwise the sets of all parts.
 
@@ -88,7 +87,6 @@ def _taken(fiber: Fiber, axis: int, parts: int) -> Fiber | None:
     return Fiber.of(blocks)
 
 
-@dataclass(frozen=True, slots=True)
 class Slice:
     """Slice along other axes picks whole sets; along the fiber it must start and end between sets.
 

@@ -43,29 +43,17 @@ class Passes:
     shift_refusal: Refusal | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadsShape:
-    """The reader uses only the shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Absorbs:
-    """The linear layers of one reader, most often one, that take the diagonal and the shift."""
-
-    layers: tuple[AbsorbingLayer, ...]
-
-
-Reaction = Passes | Absorbs | ReadsShape | Refusal
+Reaction = Passes | tuple[AbsorbingLayer, ...] | Refusal
+"""A tuple: the linear layers of one reader that take the diagonal; none if it reads the shape."""
 
 
 def react(view: ModelInfo, node: ir.Node, index: int, channels: Channels) -> Reaction:
     """Return the response of ``node`` when its input ``index`` is x instead of g * x + s."""
     row = row_of(node)
     if row.layer is not None:
-        found = absorbing_layers(view, node, index, channels)
-        return found if isinstance(found, Refusal) else Absorbs(found)
+        return absorbing_layers(view, node, index, channels)
     if not facets.reads_elements(row):
-        return ReadsShape()
+        return ()
     data = facets.data_inputs(row, len(node.inputs))
     if index in data and facets.passes_scale(row):
         return _carry(view, node, index, channels, (index,) if row.alone else data)

@@ -1,7 +1,6 @@
 """Averages over other axes, and readers that ignore a shift."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -69,7 +68,6 @@ def resampled(view: ModelInfo, node: ir.Node) -> Iterable[int] | Refusal | None:
     return {axis % rank for axis, factor in pairs if factor != 1.0}
 
 
-@dataclass(frozen=True, slots=True)
 class ReadsNoElements:
     """Shape and Size read no elements, so a change of values does not reach them."""
 
@@ -80,7 +78,6 @@ class ReadsNoElements:
         return ()
 
 
-@dataclass(frozen=True, slots=True)
 class ShiftInvariant:
     """Softmax and LogSoftmax: f(x + s) = f(x) for s constant along the axis."""
 
@@ -102,7 +99,6 @@ class ShiftInvariant:
         return whole_axes(shape, range(axis, len(shape)) if coarse else (axis,))
 
 
-@dataclass(frozen=True, slots=True)
 class Centring:
     """onnxfold.Center: x - mean(x) has mean 0 and ignores a shift; P along fewer axes commutes."""
 

@@ -13,7 +13,7 @@ from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.cut_parts import cut_of, joined_at
-from onnxfold.operators.families.reactions import Absorbs, Passes, react
+from onnxfold.operators.families.reactions import Passes, react
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -98,13 +98,13 @@ class _Walk:
             reaction = react(self._view, node, index, carried.channels)
             if isinstance(reaction, Refusal):
                 return reaction
-            if isinstance(reaction, Absorbs):
-                if len(met) > 1:
+            if isinstance(reaction, tuple):
+                if reaction and len(met) > 1:
                     return refuse(RefusalCode.EXACT_READER, node, "reads it twice")
-                for layer in reaction.layers:
+                for layer in reaction:
                     self.found.append(ReachedLayer(Reader(node, index), layer, start))
                     self.shift_refusal = self.shift_refusal or layer.shift_refusal
-            elif isinstance(reaction, Passes):
+            else:
                 if set(reaction.jointly) != set(met) or (
                     passes is not None and passes.outputs != reaction.outputs
                 ):

@@ -22,7 +22,7 @@ from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
-from onnxfold.operators.families.reactions import Absorbs, Passes, ReadsShape, react
+from onnxfold.operators.families.reactions import react
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.base import Settings
@@ -272,16 +272,14 @@ def weights_behind(
 def _behind(info: ModelInfo, reader: Reader, channels: Channels) -> list[EditPlace] | Refusal:
     node = reader.node
     reaction = react(info, node, reader.index, channels)
-    if isinstance(reaction, ReadsShape):
-        return []
-    if isinstance(reaction, Absorbs):
+    if isinstance(reaction, tuple):
         places = [
             root_of(info, Reader(node, layer.weight), layer.channels, layer.outer)
-            for layer in reaction.layers
+            for layer in reaction
         ]
         refused = next((place for place in places if isinstance(place, Refusal)), None)
         return refused or [place for place in places if not isinstance(place, Refusal)]
-    if not isinstance(reaction, Passes):
+    if isinstance(reaction, Refusal):
         return reaction
     if reaction.jointly != (reader.index,):
         sentence = "adds the norm's result to something else, as a post-norm's residual"

@@ -34,12 +34,12 @@ class Reasons:
         cut: CentringCut,
         copy_price: Callable[[Point, PointFacts], int | None],
     ):
-        self._view, self._points, self._moved = view, graph.points, cut.moved
-        weights = [point for point, facts in graph.points.items() if facts.constant]
-        split = (p for p in weights if copy_price(p, graph.points[p]) is not None)
+        self._view, self._points, self._moved = view, graph, cut.moved
+        weights = [point for point, facts in graph.items() if facts.constant]
+        split = (p for p in weights if copy_price(p, graph[p]) is not None)
         self._split = frozenset(split)
-        self._seen = _seen(graph.points)
-        self._hopeless = _hopeless(graph.points, self._seen)
+        self._seen = _seen(graph)
+        self._hopeless = _hopeless(graph, self._seen)
 
     def of(self, start: Point) -> Refusal:
         """Return the nearest obstacle to centring a value for free, and whether it moves.
@@ -257,7 +257,7 @@ def _read_cut(
             refusals.append((view.ref(each.output), reasons.of(point)))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
-    for point, facts in graph.points.items():
+    for point, facts in graph.items():
         if facts.zero_mean or point not in cut.at_hand:
             continue
         copied = point not in cut.centred
@@ -294,13 +294,13 @@ def _writers(
     writers, queue = [], deque([start])
     while queue:
         point = queue.popleft()
-        if point in claimed or graph.points[point].zero_mean:
+        if point in claimed or graph[point].zero_mean:
             continue
         claimed.add(point)
-        if graph.points[point].constant:
+        if graph[point].constant:
             writers.append(view.ref(point.value))
         elif point in cut.centred:
-            queue.extend(graph.points[point].carried)
+            queue.extend(graph[point].carried)
     return tuple(writers)
 
 
@@ -310,7 +310,7 @@ def _readers_of_copy(
     """Return the node inputs that must read the centered copy: inputs of centered carriers."""
     readers = set()
     for other in cut.centred:
-        node, facts = other.value.producer(), graph.points[other]
+        node, facts = other.value.producer(), graph[other]
         if node is None:
             continue
         for index, operand in zip(facts.positions, facts.carried, strict=True):

@@ -52,14 +52,14 @@ def decide(info: ModelInfo, settings: Settings) -> CentringDecision:
     sites = NORMS.of(info)
     forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
     transfers = TRANSFERS_OF_PARTS.of(info)
-    found = worthwhile(transfers, sites, settings)
+    plan, refused, left = worthwhile(transfers, sites, settings)
     in_place = (site for site in sites if forms.calls_in_place(site))
     return CentringDecision(
-        found.plan,
-        tuple({**found.refused, **dict(found.plan.refusals), **found.left}.items()),
+        plan,
+        tuple({**refused, **dict(plan.refusals), **left}.items()),
         frozenset(info.ref(site.output) for site in sites),
         frozenset(info.ref(site.output) for site in in_place),
-        frozenset(found.left),
+        frozenset(left),
     )
 
 
@@ -72,5 +72,5 @@ def folds_without_betas(
     """
     sites = NORMS.of(info)
     transfers = TRANSFERS_OF_PARTS.of(info)
-    plan = worthwhile(transfers, sites, settings, moved=True, with_beta=with_beta).plan
+    plan, _, _ = worthwhile(transfers, sites, settings, moved=True, with_beta=with_beta)
     return frozenset(fold.output for fold in plan.folds)

@@ -49,13 +49,13 @@ def solve(
 
     ``in_place``: gains that no centred copy of a point brings, since it would be what they save.
     """
-    number = {point: 2 + 3 * i for i, point in enumerate(graph.points)}
+    number = {point: 2 + 3 * i for i, point in enumerate(graph)}
     edges: list[tuple[int, int, int]] = []
     for point, gain in gains:
         if gain > 0:
             edges.append((_SOURCE, number[point] + 2, gain))
     edges += ((_SOURCE, number[point] + 1, gain) for point, gain in in_place)
-    for point, facts in graph.points.items():
+    for point, facts in graph.items():
         if facts.zero_mean:
             continue
         price = copy_price(point, facts)

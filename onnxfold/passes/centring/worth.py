@@ -29,15 +29,6 @@ from onnxfold.targets.turned import turned_norms
 _ALWAYS = "; --fold always folds it"
 
 
-@dataclass(frozen=True, slots=True)
-class Worthwhile:
-    """The plan of worthwhile folds; why other norms cannot fold, and why some that can stay."""
-
-    plan: CentringPlan
-    refused: dict[str, Refusal]
-    left: dict[str, Refusal]
-
-
 def worthwhile(
     transfers: ModelTransfers,
     sites: Sequence[NormSite],
@@ -45,8 +36,8 @@ def worthwhile(
     *,
     moved: bool = False,
     with_beta: Container[str] = (),
-) -> Worthwhile:
-    """Return what is worth folding.
+) -> tuple[CentringPlan, dict[str, Refusal], dict[str, Refusal]]:
+    """Return the plan of worthwhile folds, why others cannot fold, and why some that can stay.
 
     ``moved``: once gammas and betas have moved out of the norms, and each has a scale that stays;
     betas stay of the norms ``with_beta``, by reference.
@@ -70,7 +61,7 @@ def worthwhile(
     wanted = [prices.demand(site, of_elements) for site in able]
     exact = _cheapest(transfers, wanted, bare, settings, of_elements)
     if settings.convert_to is not None or settings.fold is Folding.ALWAYS:
-        return Worthwhile(exact, refused, {})
+        return exact, refused, {}
     outputs = {fold.output for fold in exact.folds}
     demands = {view.ref(site.output): prices.demand(site, costs) for site in able}
     folded = [demand for output, demand in demands.items() if output in outputs]
@@ -78,12 +69,12 @@ def worthwhile(
     dear = [demand for demand in folded if not demand.pays]
     left |= {view.ref(each.site.output): _too_dear(view, each) for each in dear}
     if not left and not exact.insertions:  # at any prices, nothing is cheaper
-        return Worthwhile(_priced(exact, folded), refused, left)
+        return _priced(exact, folded), refused, left
     others = [demand for output, demand in demands.items() if output not in left]
     plan = _cheapest(transfers, others, bare, settings, costs)
     lost = outputs - left.keys() - {fold.output for fold in plan.folds}
     left |= {output: _centring_too_dear(view, demands[output], costs) for output in lost}
-    return Worthwhile(plan, refused, left)
+    return plan, refused, left
 
 
 def _cheapest(

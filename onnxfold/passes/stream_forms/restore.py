@@ -36,10 +36,10 @@ def obstacle(
     """
 
     def onward(point: Point) -> tuple[Point, ...]:
-        return () if _is_zero(info, graph, point) else graph.points[point].carried
+        return () if _is_zero(info, graph, point) else graph[point].carried
 
     for point in reached([start], onward):
-        facts = graph.points[point]
+        facts = graph[point]
         if _is_zero(info, graph, point):
             continue
         if facts.opaque is not None:
@@ -50,7 +50,7 @@ def obstacle(
 
 
 def _is_zero(info: ModelInfo, graph: ZeroMeanGraph, point: Point) -> bool:
-    return graph.points[point].zero_mean or completed_part(info, point) is not None
+    return graph[point].zero_mean or completed_part(info, point) is not None
 
 
 def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:

@@ -42,11 +42,11 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
     asked = [site for site in sites if site.subtracts_mean and site.refusal is None]
     graph = walk_back(TRANSFERS.of(info), asked)
     seen = _seen(graph)
-    fibers = Counter(point.value for point in graph.points)
+    fibers = Counter(point.value for point in graph)
     return ShiftingPlan(
         tuple(
             WeightShift(info.ref(point.value), point.fiber)
-            for point, facts in graph.points.items()
+            for point, facts in graph.items()
             if facts.constant and point not in seen and fibers[point.value] == 1
             and point.fiber.whole and point.fiber.blocks
         ),
@@ -57,10 +57,10 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
 def _seen(graph: ZeroMeanGraph) -> set[Point]:
     """Return the points whose shift a reader sees, directly or through carriers."""
     makes_move: dict[Point, list[Point]] = {}
-    for point, facts in graph.points.items():
+    for point, facts in graph.items():
         for moved in (*facts.carries_to, *facts.siblings):
             makes_move.setdefault(moved, []).append(point)
-    seen = [point for point, facts in graph.points.items() if facts.exact]
+    seen = [point for point, facts in graph.items() if facts.exact]
     return set(reached(seen, lambda point: makes_move.get(point, ())))
 
 

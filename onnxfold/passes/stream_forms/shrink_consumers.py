@@ -23,7 +23,7 @@ from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import AbsorbingLayer
-from onnxfold.operators.families.reactions import Absorbs, before_layout, react
+from onnxfold.operators.families.reactions import Passes, before_layout, react
 from onnxfold.operators.families.transfer import Backward, refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
@@ -95,13 +95,13 @@ class ReadersWalk(ResizingWalk):
         (block,) = point.fiber.blocks
         channels = Channels.along([(block.axis, block.size)])
         reaction = react(self.info, reader.node, reader.index, channels)
-        if not isinstance(reaction, Absorbs):
+        if isinstance(reaction, (Passes, Refusal)) or not reaction:
             return super().read(point, reader)
-        if len(reaction.layers) > 1 or facets.same_shape(row_of(reader.node)):
+        if len(reaction) > 1 or facets.same_shape(row_of(reader.node)):
             return refuse(
                 RefusalCode.EXACT_READER, reader.node, "gives as many channels as it reads"
             )
-        found = _layer(self.info, reader.node, reaction.layers[0])
+        found = _layer(self.info, reader.node, reaction[0])
         if isinstance(found, Refusal):
             return found
         self.layers.append(found)

@@ -51,28 +51,27 @@ def _random_graph(rng: random.Random) -> ZeroMeanGraph:
             carries_to=tuple(other for other in points if point in carried[other]),
             exact=(_NO,) if rng.random() < 0.15 else (),
         )
-    return ZeroMeanGraph(facts)
+    return facts
 
 
 def _random_prices(rng: random.Random, graph: ZeroMeanGraph) -> tuple[Gains, Prices]:
-    gains = [(point, rng.randint(1, 9)) for point in graph.points if rng.random() < 0.7]
-    prices = {point: rng.choice((None, 0, 2, 5, 11)) for point in graph.points}
+    gains = [(point, rng.randint(1, 9)) for point in graph if rng.random() < 0.7]
+    prices = {point: rng.choice((None, 0, 2, 5, 11)) for point in graph}
     return gains, prices
 
 
 def _labellings(graph: ZeroMeanGraph) -> Iterator[dict[Point, int]]:
     """Yield every choice in which what sees a move is exact, and what carries one moves."""
-    points = [point for point, facts in graph.points.items() if not facts.zero_mean]
+    points = [point for point, facts in graph.items() if not facts.zero_mean]
     for labels in product((_EXACT, _MOVED, _CENTRED), repeat=len(points)):
-        label = dict.fromkeys(graph.points, _CENTRED)
+        label = dict.fromkeys(graph, _CENTRED)
         label.update(zip(points, labels, strict=True))
         moving = [point for point in points if label[point] != _EXACT]
         if all(
-            graph.points[point].opaque is None
-            and not graph.points[point].exact
+            graph[point].opaque is None
+            and not graph[point].exact
             and all(
-                label[other] != _EXACT
-                for other in graph.points[point].carries_to + graph.points[point].siblings
+                label[other] != _EXACT for other in graph[point].carries_to + graph[point].siblings
             )
             for point in moving
         ):
@@ -81,12 +80,12 @@ def _labellings(graph: ZeroMeanGraph) -> Iterator[dict[Point, int]]:
 
 def _cost(graph: ZeroMeanGraph, label: dict[Point, int], gains: Gains, prices: Prices) -> float:
     """Return what the cheapest copies cost and which gains are lost, once labels are chosen."""
-    stands = {point for point in graph.points if label[point] == _CENTRED}
+    stands = {point for point in graph if label[point] == _CENTRED}
     needed = {
         operand
         for point in stands
-        if not graph.points[point].zero_mean
-        for operand in graph.points[point].carried
+        if not graph[point].zero_mean
+        for operand in graph[point].carried
         if operand not in stands
     }
     cost = sum(_price(prices, point) for point in needed)
@@ -115,15 +114,14 @@ def test_no_labelling_costs_less_than_the_cut(seed: int) -> None:
     best = min(_cost(graph, label, gains, prices) for label in labellings)
     cut = solve(graph, gains, lambda point, _: prices[point])
     chosen = {
-        point: _CENTRED if facts.zero_mean else _label(cut, point)
-        for point, facts in graph.points.items()
+        point: _CENTRED if facts.zero_mean else _label(cut, point) for point, facts in graph.items()
     }
     assert chosen in labellings
     assert _cost(graph, chosen, gains, prices) == best
     lost = sum(gain for point, gain in gains if point not in cut.at_hand)
     copied = [
         point
-        for point, facts in graph.points.items()
+        for point, facts in graph.items()
         if point in cut.at_hand and point not in cut.centred and not facts.zero_mean
     ]
     assert lost + sum(_price(prices, point) for point in copied) == best
@@ -136,7 +134,7 @@ def test_each_of_the_three_labels_is_the_best_of_some_graph() -> None:
         graph = _random_graph(rng)
         gains, prices = _random_prices(rng, graph)
         cut = solve(graph, gains, _of(prices))
-        found |= {_label(cut, point) for point in graph.points if not graph.points[point].zero_mean}
+        found |= {_label(cut, point) for point in graph if not graph[point].zero_mean}
     assert found == {_EXACT, _MOVED, _CENTRED}
 
 
