@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader
+from onnxfold.graph import Fiber, ModelInfo, Reader
 from onnxfold.graph.channels import Channels
 
 
@@ -14,6 +14,14 @@ class ReaderRef:
 
     node: str
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedWeight:
+    """A weight W, by reference, that changes along every set of a fiber: to W R, or W + c."""
+
+    value: str
+    fiber: Fiber
 
 
 @dataclass(frozen=True, slots=True)

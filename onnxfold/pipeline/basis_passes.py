@@ -6,8 +6,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.options import Options
 from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.basis import rotate_streams, scale_streams, split_gamma
-from onnxfold.passes.basis.observed import Keep, Observed
-from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
+from onnxfold.passes.basis.plan import Keep, RotationPlan, ScalePlan
 from onnxfold.passes.basis.scale_streams import apply as apply_scaled_streams
 from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.pipeline import finalize, proofs
@@ -29,7 +28,7 @@ def _runnable(info: ModelInfo, settings: Settings) -> ModelInfo:
 
 def _observed(
     info: ModelInfo, settings: Settings, keep: Keep, *, data_alone: bool = False
-) -> Observed | str:
+) -> tuple[int, str] | str:
     from onnxfold.pipeline.observing import observe  # loads the float64 run
 
     return observe(info, settings, keep, data_alone=data_alone)

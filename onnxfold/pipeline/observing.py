@@ -7,14 +7,14 @@ from onnxfold.check.reference import Array, Precision, run
 from onnxfold.graph import ModelInfo
 from onnxfold.inputs import InputSpec
 from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.observed import Keep, Observed
+from onnxfold.passes.basis.plan import Keep
 
 _SAMPLES = 2  # of a run without a check
 
 
 def observe(
     info: ModelInfo, settings: Settings, keep: Keep, *, data_alone: bool = False
-) -> Observed | str:
+) -> tuple[int, str] | str:
     """Pass every value of runs on drawn inputs and on the user's data to ``keep``.
 
     With ``data_alone``, no drawn inputs if there are data. Returns the number and the origin of the
@@ -42,4 +42,4 @@ def observe(
         run(info.model, feed, precision=Precision.FLOAT64, observe=kept)
     origins = [] if alone else [f"{len(drawn.feeds)} drawn inputs"]
     origins += [settings.data_label] if settings.feeds else []
-    return Observed(len(feeds), " and ".join(origins))
+    return len(feeds), " and ".join(origins)

@@ -1,23 +1,33 @@
 """What becomes of the basis of a stream, as frozen data."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from onnxfold.graph import Fiber
-from onnxfold.graph.array_types import Float64
-from onnxfold.passes.places import Place, ReaderRef
+import onnx_ir as ir
+
+from onnxfold.graph import ModelInfo
+from onnxfold.graph.array_types import Array, Float64
+from onnxfold.passes.base import Settings
+from onnxfold.passes.places import ChangedWeight, Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.rotations import RotationKind, rotation
 
 LARGEST_HALF, SMALLEST_NORMAL_HALF = 65504.0, 2.0**-14
 
 
-@dataclass(frozen=True, slots=True)
-class RotatedWeight:
-    """A weight, by reference, with every set of the fiber multiplied by R."""
+Keep = Callable[[ir.Value, Array], None]
 
-    value: str
-    fiber: Fiber
+
+class Observe(Protocol):
+    """A float64 run of a model (pipeline/observing.py).
+
+    Returns the number and the origin of its inputs, or the reason if there is none.
+    """
+
+    def __call__(
+        self, info: ModelInfo, settings: Settings, keep: Keep, *, data_alone: bool = False
+    ) -> tuple[int, str] | str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class RotatedStream:
     size: int
     kind: RotationKind
     seed: int
-    weights: tuple[RotatedWeight, ...]
+    weights: tuple[ChangedWeight, ...]
     norms: tuple[str, ...] = ()
     values: int = 0
     substituted: bool = False

@@ -27,7 +27,8 @@ from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.basis_walk import BasisWalk
-from onnxfold.passes.basis.plan import RotatedStream, RotatedWeight, RotationPlan
+from onnxfold.passes.basis.plan import RotatedStream, RotationPlan
+from onnxfold.passes.places import ChangedWeight
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, ModelTransfers, Point
 from onnxfold.streams.stream_walk import broken_at
@@ -215,7 +216,7 @@ def _stream(
         size,
         kind,
         seed,
-        tuple(RotatedWeight(info.ref(p.value), p.fiber) for p in walk.stream.weights),
+        tuple(ChangedWeight(info.ref(p.value), p.fiber) for p in walk.stream.weights),
         tuple(sorted(map(info.ref, walk.stream.norms))),
         len(walk.stream.values),
         kind is RotationKind.HADAMARD and not has_hadamard(size),

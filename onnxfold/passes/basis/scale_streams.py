@@ -19,11 +19,11 @@ from onnxfold.graph.operands import known_operand, known_producer, operand
 from onnxfold.norms import NORMS, EpsilonMode, NormSite
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.observed import Observe
 from onnxfold.passes.basis.plan import (
     LARGEST_HALF,
     SMALLEST_NORMAL_HALF,
     NewEpsilon,
+    Observe,
     OpenedValue,
     ScaledPlace,
     ScaledStream,
@@ -81,7 +81,7 @@ def decide(info: ModelInfo, settings: Settings, observe: Observe) -> ScalePlan:
             refusals.append((first, made))
         else:
             found.append(made)
-    said = (0, "") if isinstance(seen, str) else (seen.samples, seen.data)
+    said = (0, "") if isinstance(seen, str) else seen
     return ScalePlan(
         tuple(stream for stream in found if stream.exponent),
         tuple(stream for stream in found if not stream.exponent),

@@ -26,7 +26,7 @@ from onnxfold.operators.families.reactions import react
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.observed import Observe
+from onnxfold.passes.basis.plan import Observe
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -162,7 +162,7 @@ def _measure(info: ModelInfo, cases: Iterable[_Case], settings: Settings, observ
     seen = observe(info, settings, keep, data_alone=True)
     if isinstance(seen, str):
         return f"the bound |n| <= sqrt(d), because there is no float64 run: {seen}"
-    return seen.data
+    return seen[1]
 
 
 def _split(

@@ -11,7 +11,7 @@ codes of numbers in another order are the codes in that order.
 The float norm is not written, so it must not have another reader. Returns edits, mutates nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import Lowered
-from onnxfold.graph.operands import known_producer, only_reader, operand
+from onnxfold.graph.operands import known_producer, only_reader, operand, operands
 from onnxfold.operators.facets import stands_before_a_weight
 from onnxfold.operators.functions import (
     DOMAIN,
@@ -48,6 +48,9 @@ _LIMITS = {
     ir.DataType.INT8: ((-128.0, 127.0), (-127.0, 127.0)),
     ir.DataType.FLOAT8E4M3FN: ((-448.0, 448.0),),
 }
+
+_Chain = tuple[ir.Node, ...]
+"""Nodes of which each is the only reader of its predecessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,20 +236,10 @@ def _is_single(view: ModelInfo, value: ir.Value) -> bool:
     return shape is not None and all(size == 1 for size in shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """Nodes from a value on, each the only reader of its predecessor."""
-
-    nodes: tuple[ir.Node, ...]
-
-    @property
-    def end(self) -> ir.Value:
-        return self.nodes[-1].outputs[0]
-
-    def follow(self, op_type: str) -> "_Chain | None":
-        node = only_reader(self.end)
-        found = node is not None and operator(node) == op_type
-        return _Chain((*self.nodes, node)) if found and node is not None else None
+def _followed(chain: _Chain, op_type: str) -> _Chain | None:
+    """Return a chain with the only reader of its result, if that is such an operator."""
+    node = only_reader(chain[-1].outputs[0])
+    return None if node is None or operator(node) != op_type else (*chain, node)
 
 
 def _of_rows(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFusion | None:
@@ -257,103 +250,86 @@ def _of_rows(view: ModelInfo, norm: ir.Node, signature: Signature) -> QuantizeFu
     if name is None or absolute is None or len(readers) != 1 or len(y.uses()) != 2:
         return None
     measured = _scale_of_rows(view, absolute, norm)
-    (divided,) = readers.values()
-    if measured is None or len(divided.inputs) < 2 or divided.inputs[1] is not measured.chain.end:
+    if measured is None:
+        return None
+    chain, levels, least = measured
+    (divided,), scale = readers.values(), chain[-1].outputs[0]
+    if len(divided.inputs) < 2 or divided.inputs[1] is not scale:
         return None
     codes = _codes_of_rows(view, divided, y)
-    if codes is None or any(node.graph is not norm.graph for node in codes.nodes):
+    if codes is None or any(node.graph is not norm.graph for node in codes[0]):
         return None
-    if codes.levels != measured.levels:
+    nodes, code = codes
+    if _LEVELS[code] != levels:
         return None
-    zero_point = weight_value(f"{y.name}.zero_point", np.zeros((), codes.code.numpy()))
-    return QuantizeFusion(
-        norm,
-        name,
-        measured.chain.end,
-        zero_point,
-        codes.nodes[-1].outputs[0],
-        (norm, *measured.chain.nodes, *codes.nodes),
-        measured.levels,
-        measured.least,
-    )
+    zero_point = weight_value(f"{y.name}.zero_point", np.zeros((), code.numpy()))
+    replaced = (norm, *chain, *nodes)
+    quantized = nodes[-1].outputs[0]
+    return QuantizeFusion(norm, name, scale, zero_point, quantized, replaced, levels, least)
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    chain: _Chain
-    levels: float
-    least: float
+def _scale_of_rows(
+    view: ModelInfo, absolute: ir.Node, norm: ir.Node
+) -> tuple[_Chain, float, float] | None:
+    """Match ReduceMax [Max] Div [Max] after Abs; a floor before the division is divided too.
 
-
-def _scale_of_rows(view: ModelInfo, absolute: ir.Node, norm: ir.Node) -> _Measured | None:
-    """Match ReduceMax [Max] Div [Max] after Abs; a floor before the division is divided too."""
-    chain = _Chain((absolute,)).follow("ReduceMax")
+    Return the nodes, the divisor and the floor.
+    """
+    chain = _followed((absolute,), "ReduceMax")
     rank = view.rank(absolute.outputs[0])
-    if (
-        chain is None
-        or rank is None
-        or not reduces_rows(view, chain.nodes[-1], rank, axes_of(norm))
-    ):
+    if chain is None or rank is None or not reduces_rows(view, chain[-1], rank, axes_of(norm)):
         return None
     before, chain = _floor(view, chain)
-    divided = chain.follow("Div")
-    if divided is None or divided.nodes[-1].inputs[0] is not chain.end:
+    divided = _followed(chain, "Div")
+    if divided is None or divided[-1].inputs[0] is not chain[-1].outputs[0]:
         return None
-    levels = view.scalar(divided.nodes[-1].inputs[1])
+    levels = view.scalar(divided[-1].inputs[1])
     if levels is None or not levels > 0:
         return None
     after, chain = _floor(view, divided)
     least = max(after, float(np.float32(before) / np.float32(levels)))
-    return _Measured(chain, levels, least)
+    return chain, levels, least
 
 
 def _floor(view: ModelInfo, chain: _Chain) -> tuple[float, _Chain]:
     """Follow a Max with a constant or a one-sided Clip; the constant is the floor."""
-    more = chain.follow("Max") or chain.follow("Clip")
-    if more is None or len(present := [v for v in more.nodes[-1].inputs if v is not None]) != 2:
+    more = _followed(chain, "Max") or _followed(chain, "Clip")
+    if more is None or len(present := operands(more[-1])) != 2:
         return 0.0, chain
-    others = [value for value in present if value is not chain.end]
-    at_most = more.nodes[-1].op_type == "Clip" and more.nodes[-1].inputs[1] is None
+    others = [value for value in present if value is not chain[-1].outputs[0]]
+    at_most = more[-1].op_type == "Clip" and more[-1].inputs[1] is None
     floor = view.scalar(others[0]) if len(others) == 1 and not at_most else None
     return (0.0, chain) if floor is None or floor < 0 else (floor, more)
 
 
-@dataclass(frozen=True, slots=True)
-class _Codes:
-    nodes: tuple[ir.Node, ...]
-    code: ir.DataType
-    levels: float
-
-
-def _codes_of_rows(view: ModelInfo, divided: ir.Node, y: ir.Value) -> _Codes | None:
-    if divided.inputs[0] is not y or divided.domain != "":
+def _codes_of_rows(
+    view: ModelInfo, divided: ir.Node, y: ir.Value
+) -> tuple[_Chain, ir.DataType] | None:
+    """Return the nodes that make codes of a quotient, and their type."""
+    if divided.inputs[0] is not y:
         return None
-    matchers: dict[str, Callable[[ModelInfo, ir.Node], _Codes | None]] = {
-        "Div": _cast,
-        "QuantizeLinear": _blocked,
-    }
-    match = matchers.get(divided.op_type)
-    return None if match is None else match(view, divided)
+    if operator(divided) == "Div":
+        return _cast(view, divided)
+    return _blocked(view, divided) if operator(divided) == "QuantizeLinear" else None
 
 
-def _cast(view: ModelInfo, divided: ir.Node) -> _Codes | None:
+def _cast(view: ModelInfo, divided: ir.Node) -> tuple[_Chain, ir.DataType] | None:
     """Match Clip to the range of the scale, and Cast, after Div; with Round before, to INT8."""
-    chain = _Chain((divided,))
-    rounded = chain.follow("Round")
+    rounded = _followed((divided,), "Round")
     code = ir.DataType.FLOAT8E4M3FN if rounded is None else ir.DataType.INT8
-    chain = rounded or chain
-    clipped = chain.follow("Clip")
+    chain = rounded or (divided,)
+    clipped = _followed(chain, "Clip")
     if clipped is not None:
-        given = (*clipped.nodes[-1].inputs[1:], None, None)[:2]
+        given = (*clipped[-1].inputs[1:], None, None)[:2]
         if tuple(view.scalar(value) for value in given) not in _LIMITS[code]:
             return None
-    cast = (clipped or chain).follow("Cast")
-    if cast is None or cast.nodes[-1].attributes.get_int("to", 0) != code.value:
+    cast = _followed(clipped or chain, "Cast")
+    if cast is None or cast[-1].attributes.get_int("to", 0) != code.value:
         return None
-    return _Codes(cast.nodes, code, _LEVELS[code]) if _is_plain(cast.nodes[-1]) else None
+    return (cast, code) if _is_plain(cast[-1]) else None
 
 
-def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
+def _blocked(view: ModelInfo, node: ir.Node) -> tuple[_Chain, ir.DataType] | None:
     """Match QuantizeLinear whose blocks are the rows, with zero point 0 or none."""
     shape = view.shape(node.inputs[0])
     rank = 0 if shape is None else len(shape)
@@ -368,4 +344,4 @@ def _blocked(view: ModelInfo, node: ir.Node) -> _Codes | None:
         return None
     number = node.attributes.get_int("output_dtype", 0) or _DEFAULT_CODE.value
     code = ir.DataType(number) if given is None else given.dtype
-    return _Codes((node,), code, _LEVELS[code]) if code in _LEVELS else None
+    return ((node,), code) if code in _LEVELS else None

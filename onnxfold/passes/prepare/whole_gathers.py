@@ -6,7 +6,6 @@ otherwise the sum of one along C and of n C computed.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -21,12 +20,8 @@ from onnxfold.passes.split_skip_norms import Builder
 _MOST_TERMS = 8  # of indices: torch writes one for each axis
 
 
-@dataclass(frozen=True, slots=True)
-class _Whole:
-    """The flattened tensor, and its new shape, with -1 for an unknown size."""
-
-    flat: ir.Node
-    sizes: tuple[int, ...]
+_Whole = tuple[ir.Node, tuple[int, ...]]
+"""The Reshape that flattens a tensor, and its new shape, with -1 for an unknown size."""
 
 
 def reshape_whole(model: ir.Model) -> tuple[str, ...]:
@@ -37,11 +32,10 @@ def reshape_whole(model: ir.Model) -> tuple[str, ...]:
     gathers = {node: whole for node in all_nodes(model) if (whole := _whole(node)) is not None}
     before = _before(model, gathers)
     builder = Builder(model)
-    for node, whole in gathers.items():
+    for node, (flat, sizes) in gathers.items():
         call = builder.at(node)
-        sizes = ir.tensor(whole.sizes, dtype=ir.DataType.INT64)
-        (shape,) = call.emit("Constant", (), value=sizes)
-        (reshaped,) = call.emit("Reshape", (whole.flat.inputs[0], shape))
+        (shape,) = call.emit("Constant", (), value=ir.tensor(sizes, dtype=ir.DataType.INT64))
+        (reshaped,) = call.emit("Reshape", (flat.inputs[0], shape))
         call.finish({0: reshaped})
     sweep(before)
     return tuple(map(node_label, gathers))
@@ -70,7 +64,7 @@ def _whole(node: ir.Node) -> _Whole | None:
         return _of_open_rows(flat, indices)
     sizes = tuple(constant.shape.numpy())
     whole = 0 < constant.size == vector[0] and _counts((constant,), sizes)
-    return _Whole(flat, sizes) if whole else None
+    return (flat, sizes) if whole else None
 
 
 def _of_open_rows(flat: ir.Node, indices: ir.Value) -> _Whole | None:
@@ -84,7 +78,7 @@ def _of_open_rows(flat: ir.Node, indices: ir.Value) -> _Whole | None:
     rows = [term for term in terms if _counts_rows(term, length)]
     constants = [constant for term in terms if (constant := constant_tensor(term)) is not None]
     sums = len(rows) == 1 and len(constants) == len(terms) - 1
-    return _Whole(flat, (-1, *sizes)) if sums and _counts(constants, (1, *sizes)) else None
+    return (flat, (-1, *sizes)) if sums and _counts(constants, (1, *sizes)) else None
 
 
 def _has_open_rows(given: ir.Shape, picked: ir.Shape) -> bool:

@@ -10,7 +10,6 @@ every path from x to the sum carries a factor once.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -152,19 +151,12 @@ def is_weight(view: ModelInfo, node: ir.Node, index: int) -> bool:
     return isinstance(root_of(view, Reader(node, index), SCALAR, SCALAR), EditPlace)
 
 
-@dataclass(frozen=True, slots=True)
-class NormConstants:
-    """Gamma of a norm that is one operator, beta if there is one, and where one may be added."""
+def norm_constants(
+    view: ModelInfo, site: NormSite, channels: Channels
+) -> tuple[EditPlace, tuple[EditPlace, ...], Reader | None] | None:
+    """Return gamma of a norm that is one operator, its beta if any, and where one may be added.
 
-    gamma: EditPlace
-    beta: EditPlace | None
-    new_beta: Reader | None
-
-
-def norm_constants(view: ModelInfo, site: NormSite, channels: Channels) -> NormConstants | None:
-    """Return the places of gamma and beta, or None if one is not a separate constant.
-
-    A gamma per group cannot absorb a scale per channel.
+    None if one is not a separate constant. A gamma per group cannot absorb a scale per channel.
     """
     node = site.last
     gamma = _part_of(view, site, channels, _GAMMA)
@@ -172,10 +164,10 @@ def norm_constants(view: ModelInfo, site: NormSite, channels: Channels) -> NormC
         return None
     if operand(node, _BETA) is not None:
         beta = _part_of(view, site, channels, _BETA)
-        return None if beta is None else NormConstants(gamma, beta, None)
+        return None if beta is None else (gamma, (beta,), None)
     one_axis = view.rank(gamma.value) == 1
     takes_beta = one_axis and not node.domain and node.op_type == "LayerNormalization"
-    return NormConstants(gamma, None, Reader(node, _BETA) if takes_beta else None)
+    return gamma, (), Reader(node, _BETA) if takes_beta else None
 
 
 def _part_of(view: ModelInfo, site: NormSite, channels: Channels, index: int) -> EditPlace | None:

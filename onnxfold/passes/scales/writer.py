@@ -319,8 +319,8 @@ def _constants(
         found = norm_constants(view, site, channels)
         if found is None:
             return None
-        betas = () if found.beta is None else (found.beta,)
-        return LinearWriter(node, channels, found.gamma, (*biases, *betas), found.new_beta)
+        gamma, betas, new_beta = found
+        return LinearWriter(node, channels, gamma, (*biases, *betas), new_beta)
     places = biases if op.scale is None else factor_of(view, value, channels)
     if not places:
         return None

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from onnxfold.graph import Fiber
 from onnxfold.passes.norms_plan import NormsPlan
-from onnxfold.passes.places import ReaderRef
+from onnxfold.passes.places import ChangedWeight, ReaderRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +53,10 @@ class ReadersPlan(NormsPlan):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightShift:
-    """A weight W, by reference, that becomes W + c, c constant along ``fiber``."""
-
-    value: str
-    fiber: Fiber
-
-
-@dataclass(frozen=True, slots=True)
 class ShiftingPlan:
     """The weights that are shifted; every c is drawn from ``seed`` and the name of the weight."""
 
-    weights: tuple[WeightShift, ...] = ()
+    weights: tuple[ChangedWeight, ...] = ()
     seed: int = 0
 
     @property

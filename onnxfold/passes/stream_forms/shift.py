@@ -27,7 +27,8 @@ from onnxfold.graph.operands import known_tensor
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS
 from onnxfold.passes.base import Settings
-from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
+from onnxfold.passes.places import ChangedWeight
+from onnxfold.passes.stream_forms.plan import ShiftingPlan
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.weights.edited import EditedTensor, edited
@@ -45,7 +46,7 @@ def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:
     fibers = Counter(point.value for point in graph)
     return ShiftingPlan(
         tuple(
-            WeightShift(info.ref(point.value), point.fiber)
+            ChangedWeight(info.ref(point.value), point.fiber)
             for point, facts in graph.items()
             if facts.constant and point not in seen and fibers[point.value] == 1
             and point.fiber.whole and point.fiber.blocks
@@ -73,7 +74,7 @@ def apply(edit: Editor, plan: ShiftingPlan, settings: Settings) -> None:
         change_constant(value, _shifted(known_tensor(value), weight, plan.seed))
 
 
-def _shifted(tensor: ir.TensorProtocol, weight: WeightShift, seed: int) -> EditedTensor:
+def _shifted(tensor: ir.TensorProtocol, weight: ChangedWeight, seed: int) -> EditedTensor:
     shape = tuple(tensor.shape.numpy())
     kept = Channels.along(
         (axis, size) for axis, size in enumerate(shape) if axis not in weight.fiber.axes

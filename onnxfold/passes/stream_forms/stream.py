@@ -13,7 +13,6 @@ If both are of one stream, such a number of channels follows by itself when the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -30,14 +29,6 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.stream_walk import Stream, StreamWalk
 from onnxfold.weights.edited import is_centred_weight
-
-
-@dataclass(frozen=True, slots=True)
-class SizeReader:
-    """A node input that reads a size, at a position of a vector."""
-
-    reader: Reader
-    position: int
 
 
 def follows(
@@ -77,8 +68,10 @@ def _before(info: ModelInfo, node: ir.Node, position: int) -> tuple[ir.Value | N
     return None if taken is None or position >= len(taken) else (node.inputs[0], taken[position])
 
 
-def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[SizeReader | None]:
-    """Yield the final readers of an entry of a vector; None if unknown."""
+def size_readers(
+    info: ModelInfo, value: ir.Value, position: int
+) -> Iterator[tuple[Reader, int] | None]:
+    """Yield the final readers of an entry of a vector, with its position there; None if unknown."""
     if info.is_output(value):
         yield None
     for reader in info.readers(value):
@@ -86,7 +79,7 @@ def size_readers(info: ModelInfo, value: ir.Value, position: int) -> Iterator[Si
         row = row_of(node)
         passes = facets.keeps_order(row) or operator(node) in ("Concat", "Gather", "Slice")
         if not passes or (facets.keeps_order(row) and reader.index > 0):
-            yield SizeReader(reader, position)
+            yield reader, position
             continue
         for following in _behind(info, reader, position):
             yield from (
@@ -165,20 +158,20 @@ class ResizingWalk(StreamWalk):
         axes = self.stream.channels
         for point, reader in self._shapes:
             position = point.fiber.blocks[0].axis - _start_of(self.info, reader.node)
-            for told in size_readers(self.info, reader.node.outputs[0], position):
-                if told is None or not self._is_own(told, axes):
+            for known in size_readers(self.info, reader.node.outputs[0], position):
+                if known is None or not self._is_own(*known, axes):
                     return self.refuse_reader(point, reader)
         return None
 
-    def _is_own(self, told: SizeReader, axes: Mapping[ir.Value, int]) -> bool:
+    def _is_own(self, reader: Reader, position: int, axes: Mapping[ir.Value, int]) -> bool:
         """Whether a size is the number of channels of a value of the stream."""
-        node, index = told.reader.node, told.reader.index
-        if not takes_shape(node) or index != 1:
+        node = reader.node
+        if not takes_shape(node) or reader.index != 1:
             return False
         rank, length = self.info.rank(node.outputs[0]), self.info.dim(node.inputs[1], 0)
         if rank is None or not isinstance(length, int):
             return False
-        return axes.get(node.outputs[0]) == told.position + rank - length
+        return axes.get(node.outputs[0]) == position + rank - length
 
     def enters(self, point: Point, origin: Backward) -> bool:
         """Whether its mean is 0, so that the last channel follows from the others."""

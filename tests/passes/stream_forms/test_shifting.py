@@ -15,8 +15,9 @@ import onnxfold
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
+from onnxfold.passes.places import ChangedWeight
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.stream_forms.plan import ShiftingPlan, WeightShift
+from onnxfold.passes.stream_forms.plan import ShiftingPlan
 from onnxfold.passes.stream_forms.shift import apply
 from onnxfold.pipeline.proofs import of_shifting as prove
 from tests.builders import WIDTH, pre_norm_model
@@ -76,7 +77,7 @@ def test_a_shift_that_a_reader_sees_is_wrong_in_numbers_and_in_the_proof(
     model = widened(pre_norm_model(tied=True))
     before = prepare(ir.from_proto(model)).info
     size = _weights(model)[weight].shape[axis]
-    plan = ShiftingPlan((WeightShift(weight, Fiber((AxisBlock(axis, 1, size, 1),))),), 1)
+    plan = ShiftingPlan((ChangedWeight(weight, Fiber((AxisBlock(axis, 1, size, 1),))),), 1)
     edit = Editor(before, copy=True)
     apply(edit, plan, Settings())
     shown = prove(before, ModelInfo(edit.model), plan)
@@ -89,7 +90,7 @@ def test_a_shift_that_differs_within_a_set_is_no_shift() -> None:
     """One element of one row off by a thousandth: the proof compares every number."""
     model = widened(pre_norm_model())
     before = prepare(ir.from_proto(model)).info
-    plan = ShiftingPlan((WeightShift("table", Fiber((AxisBlock(1, 1, WIDTH, 1),))),), 1)
+    plan = ShiftingPlan((ChangedWeight("table", Fiber((AxisBlock(1, 1, WIDTH, 1),))),), 1)
     edit = Editor(before, copy=True)
     apply(edit, plan, Settings())
     value = edit.model.graph.initializers["table"]
