@@ -20,7 +20,11 @@ from onnxfold.operators.table import row_of
 from onnxfold.shapes.body_shapes import either
 
 _ANY = range(1 << 16)
-_CONVOLUTIONS = (Layer.CONVOLUTION, Layer.TRANSPOSED_CONVOLUTION)
+_CONVOLUTIONS = (
+    Layer.CONVOLUTION,
+    Layer.DEFORMABLE_CONVOLUTION,
+    Layer.TRANSPOSED_CONVOLUTION,
+)
 _KEEP_RANK = (Family.CUMULATIVE, Family.PAD, Family.SLICE, Family.SPLIT)
 _LAYERS = (*_CONVOLUTIONS, Layer.MATMUL)
 _MATRIX = 2
