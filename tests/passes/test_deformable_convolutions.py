@@ -85,13 +85,13 @@ def test_beta_stays_before_it() -> None:
 def test_beta_moved_to_its_bias_is_another_function() -> None:
     """What lies beyond the border is 0, not beta."""
     made, rng = weights(**_SHAPES), np.random.default_rng(1)
-    x: Array = rng.standard_normal((2, 6, 4, 5))
-    p: Array = 2 * rng.standard_normal((2, 8, 3, 4))
+    x = rng.standard_normal((2, 6, 4, 5))
+    p = 2 * rng.standard_normal((2, 8, 3, 4))
     moved = {"V": made["V"], "q": made["V"].sum((2, 3)) @ made["b"]}
     kept = {"V": made["V"], "q": np.zeros(5)}
-    shift: Array = made["b"].reshape(1, -1, 1, 1)
+    beta = np.broadcast_to(made["b"].reshape(1, -1, 1, 1), x.shape)
     found = []
-    for at, arrays in ((x + shift, kept), (x, moved)):
+    for at, arrays in ((np.add(x, beta), kept), (x, moved)):
         taken = "double[2,6,4,5] s, double[2,8,3,4] p"
         model = graph("y = DeformConv(s, V, p, q)", taken, "double y", arrays, opset=19)
         found.append(_run(model, {"s": at, "p": p}))
