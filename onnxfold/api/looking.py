@@ -68,7 +68,13 @@ def inspect(  # noqa: PLR0913  # each is an option of the command line
     )
     with error_context(source):
         known = check_claims(source.model)
-        prepared = prepare(known.model, compressed=True, deferred=True, inferred=True)
+        prepared = prepare(
+            known.model,
+            compressed=True,
+            deferred=True,
+            inferred=True,
+            allow_split=settings.allow_split,
+        )
         decided = decide_all(prepared, settings, without=unwanted(settings))
         listed = {"nodes": node_rows(known.model)} if nodes else {}
         twice = stored_twice(source.model)

@@ -119,8 +119,8 @@ _OTHERS = (
         Operator("", kernel="sequences"),
     ),
     *each(
-        "AffineGrid BitCast CausalConvWithState DFT DeformConv ImageDecoder LinearAttention "
-        "MaxRoiPool MelWeightMatrix RegexFullMatch STFT StringConcat StringNormalizer StringSplit "
+        "AffineGrid BitCast CausalConvWithState DFT ImageDecoder LinearAttention MaxRoiPool "
+        "MelWeightMatrix RegexFullMatch STFT StringConcat StringNormalizer StringSplit "
         "SwiGLU TfIdfVectorizer",
         Operator(""),
     ),

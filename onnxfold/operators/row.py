@@ -33,6 +33,7 @@ class Family(Enum):
     CONCAT = auto()
     CONVOLUTION = auto()
     CUMULATIVE = auto()
+    DEFORMABLE_CONVOLUTION = auto()
     DROPOUT = auto()
     EINSUM = auto()
     EXPAND = auto()
@@ -68,6 +69,7 @@ class Layer(Enum):
     """A linear layer: the layout of its input and output channels in its weight."""
 
     CONVOLUTION = auto()
+    DEFORMABLE_CONVOLUTION = auto()
     EINSUM = auto()
     EXPERTS = auto()
     EXPERT_BLOCKS = auto()

@@ -303,6 +303,15 @@ _LINEAR = (
         bias=2,
         kernel="convolution",
     ),
+    replace(
+        _PRODUCT,
+        op_type="DeformConv",
+        family=Family.DEFORMABLE_CONVOLUTION,
+        law="as Conv on channels; offsets and masks, which differ by position, are read exactly",
+        layer=Layer.DEFORMABLE_CONVOLUTION,
+        bias=3,
+        kernel="sampling",
+    ),
     Operator(
         "Einsum",
         family=Family.EINSUM,

@@ -20,7 +20,12 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
     Its opset is raised if the form of norms needs it.
     """
     prepared = _to_reinstate(model, settings)
-    prepared = prepared or prepare(model, compressed=settings.convert_to is not None, inferred=True)
+    prepared = prepared or prepare(
+        model,
+        compressed=settings.convert_to is not None,
+        inferred=True,
+        allow_split=settings.allow_split,
+    )
     if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
         return replace(prepared, info=ModelInfo(prepared.model))
@@ -31,7 +36,7 @@ def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
     """Return a copy without the calls that deferral left if a norm can be reinstated."""
     if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
         return None
-    prepared = prepare(model, deferred=True, inferred=True)
+    prepared = prepare(model, deferred=True, inferred=True, allow_split=settings.allow_split)
     return None if decide(prepared.info, settings).empty else prepared
 
 

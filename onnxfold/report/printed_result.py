@@ -68,11 +68,12 @@ def print_result(
     if verbose:
         print_norm_table(console, report["inspect"], full=True)
     else:
-        room = _LINES - sum(line.height(console) for line in first)
-        wanted = min(_LEAST_OF_REASONS, sum(line.height(console) for line in reasons))
+        room = _LINES - _height(console, first)
+        wanted = min(_LEAST_OF_REASONS, _height(console, reasons))
         last = _without_spare(console, last, room - wanted)
-        room -= sum(line.height(console) for line in last)
+        room -= _height(console, last)
         reasons = _fitting(console, reasons, min(room, _MOST_OF_REASONS))
+        first = _without_spare(console, first, _LINES - _height(console, [*reasons, *last]))
     for line in (*first, *reasons):
         _print(console, line)
     if verbose and report.get("before_after") is not None:
@@ -89,9 +90,13 @@ def _without_spare(console: Console, lines: Sequence[_Line], room: int) -> list[
     """Drop spare lines, from the end, until the rest fits."""
     kept = list(lines)
     for line in reversed([line for line in lines if line.spare]):
-        if sum(each.height(console) for each in kept) > room:
+        if _height(console, kept) > room:
             kept.remove(line)
     return kept
+
+
+def _height(console: Console, lines: Sequence[_Line]) -> int:
+    return sum(line.height(console) for line in lines)
 
 
 def _print(console: Console, line: _Line) -> None:
@@ -111,12 +116,9 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
     yield _Line(total, _TOTAL)
     counted = report.get("before_after")
     if counted is not None:
-        lines = (
-            sentences.work(counted),
-            sentences.sessions(counted),
-            longer_session.priced(report),
-        )
-        yield from (_Line(line) for line in lines if line is not None)
+        session = sentences.sessions(counted)
+        lines = (sentences.work(counted), session, longer_session.priced(report))
+        yield from (_Line(line, spare=line != session) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
     yield from map(_Line, basis_lines.split(report.get("split_gammas")))
     yield from map(_Line, basis_lines.rotated(report))
@@ -128,9 +130,12 @@ def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Lin
     brief = [_Line(_brief(console, reason.text)) for reason in reasons]
     for number in range(len(brief), 0, -1):
         lines = [*brief[:number], *_by_code(reasons[number:])]
-        if sum(line.height(console) for line in lines) <= room:
+        if _height(console, lines) <= room:
             return lines
-    return _by_code(reasons)
+    lines = _by_code(reasons)
+    count = sentences.counted(len(reasons), "reason")
+    brief = [_Line(f"{count} why some stay: onnxfold inspect")] if reasons else []
+    return lines if _height(console, lines) <= room else brief
 
 
 def _by_code(reasons: Sequence[_Line]) -> list[_Line]:

@@ -39,7 +39,7 @@ def fused_additions(view: ModelInfo) -> tuple[ir.Node, ...]:
     """Return the additions that a session would fuse with a downstream norm."""
     if view.opset < _BROADCASTS_SINCE:
         return ()
-    sites = [site for site in NORMS.of(view) if site.kind in _KINDS and not _is_of_defaults(site)]
+    sites = [site for site in NORMS.of(view) if site.kind in _KINDS and _is_one_operator(site)]
     # The addition in a spelled-out norm, its beta, becomes part of LayerNormalization.
     parts = {node for site in sites for node in site.nodes}
     found = dict.fromkeys(_fused(site.input, set(site.nodes)) for site in sites)
@@ -92,10 +92,10 @@ def replace_by_sums(additions: Iterable[ir.Node]) -> None:
         _replace(addition)
 
 
-def _is_of_defaults(site: NormSite) -> bool:
-    """Whether callers may replace a norm's constants, so that no session fuses it."""
+def _is_one_operator(site: NormSite) -> bool:
+    """Whether a session can fuse a norm: no caller replaces its constants or reads its parts."""
     code = None if site.refusal is None else site.refusal.code
-    return code is RefusalCode.OVERRIDABLE_INITIALIZER
+    return code is not RefusalCode.OVERRIDABLE_INITIALIZER and not site.escaping
 
 
 def _fused(value: ir.Value, norm: set[ir.Node]) -> ir.Node | None:

@@ -118,6 +118,26 @@ def _conv(transposed: bool) -> Any:
     return sample
 
 
+def _deform_conv(draw: Draw) -> Sample:
+    """Every window has positions of its own, and possibly factors; onnx's evaluator needs sizes."""
+    group, moved = draw.pick((1, 1, 2)), draw.pick((1, 2))
+    inside, outside = 2 * draw.number(1, 2), group * draw.number(1, 3)
+    samples, kernel = draw.number(1, 2), (draw.number(1, 2), draw.number(1, 2))
+    pads, size = draw.number(0, 1), (draw.number(2, 3), draw.number(3, 4))
+    out = [extent + 2 * pads - taps + 1 for extent, taps in zip(size, kernel, strict=True)]
+    taps = moved * kernel[0] * kernel[1]
+    operands: list[Operand | None] = [
+        draw.floats((samples, inside, *size)),
+        draw.floats((outside, inside // group, *kernel), constant=0.6),
+        fixed(draw.normal((samples, 2 * taps, *out)), constant=False),
+        draw.floats((outside,)) if draw.chance(0.5) else None,
+    ]
+    if draw.chance(0.5):
+        operands.append(fixed(draw.normal((samples, taps, *out)), constant=False))
+    attributes: dict[str, Any] = {"pads": [pads] * 4, "group": group, "offset_group": moved}
+    return Sample("DeformConv", draw.pick((19, 22)), tuple(operands), attributes, draw.size_of)
+
+
 def _conv_transpose(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """Scatter every input element times its kernel; onnx's own evaluator fails on groups."""
     x, W, *bias = arrays
@@ -242,6 +262,7 @@ LINEAR: dict[tuple[str, str], Any] = {
     ("", "Gemm"): _gemm,
     ("", "Conv"): _conv(transposed=False),
     ("", "ConvTranspose"): _conv(transposed=True),
+    ("", "DeformConv"): _deform_conv,
     ("", "Einsum"): _einsum,
     ("com.microsoft", "MatMulNBits"): _matmul_blocks,
 }

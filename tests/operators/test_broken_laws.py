@@ -229,6 +229,8 @@ MUTANTS: list[tuple[str, type[Broken]]] = [
     ("Conv", WithoutGroupGuard),
     ("Conv", WithoutTransposition),
     ("ConvTranspose", WithoutGroupGuard),
+    ("DeformConv", WithoutGroupGuard),
+    ("DeformConv", WithoutTransposition),
     ("ReduceMean", ReduceKeepsDims),
     ("Resize", ResizeBySizes),
     ("Softmax", SoftmaxAnotherAxis),

@@ -58,7 +58,10 @@ def counts(result: onnxfold.Result) -> tuple[int, int]:
         (KEPT, ("rows",), 32, 0),  # a row of the Add costs more than one of the mean
         (KEPT, ("rows", 16), 192, 0),
         (KEPT, (1, 8), 768, 0),
-        (KEPT, (1, 16), 768, 1),
+        (KEPT, (1, 16), 768, 0),  # which the measured prices leave open
+        (KEPT, (1, 64), 384, 0),  # as in Swin-V2
+        (KEPT, (1, 64), 768, 0),
+        (KEPT, (1, 256), 768, 1),
         (KEPT, ("batch", 16), 768, 1),
         (WITHOUT_BETA, (1,), 32, 1),
         (WITHOUT_BETA, ("rows",), 8, 1),
@@ -76,6 +79,8 @@ def test_an_add_for_beta_is_paid_for_by_the_mean(
         assert row["reason"]["code"] == "not_worth"
         assert "µs without its mean, but 1 more operator would take " in row["reason"]["sentence"]
         assert "--fold always" in row["reason"]["sentence"]
+        close = "prices are known within " in row["reason"]["sentence"]
+        assert close is (sizes in ((1, 16), (1, 64)) and width > 96)
         assert ("each free size" in row["reason"]["sentence"]) is isinstance(sizes[0], str)
 
 

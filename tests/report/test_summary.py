@@ -126,6 +126,27 @@ def test_the_summary_of_the_shipped_model_is_this(digits: dict[str, Any]) -> Non
 _SMALL = ("gpt2", "bert-base", "deberta-v2", "qwen3-small", "swin-t", "whisper-tiny-encoder")
 
 
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_fifteen_lines_hold_a_warning_beside_all_kinds_of_reasons(
+    target: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "convnext.onnx"
+    model = onnx.load(ROOT / "tests" / "recipes" / "convnext-t.onnx")
+    for weight in model.graph.initializer:
+        if weight.name.endswith("layernorm.weight"):
+            array = onnx.numpy_helper.to_array(weight).copy()
+            array[0] *= 300
+            weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
+    onnx.save(model, path)
+    options = {"target": target, "fuse_affine": "always", "check": 1}
+    report = onnxfold.optimize(path, tmp_path / "out.onnx", **options).report
+    report["output"] |= {"path": "out.onnx", "data": None, "data_files": []}
+    assert report["inspect"]["range_warnings"]
+    said = _said(report, Path("m.onnx"))
+    assert len(said.splitlines()) <= 15
+    _order(said, "4 scales and biases move", "stay", "proved", "checked: ", "wrote ", "next: ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _SMALL)
 def test_fifteen_lines_say_what_became_of_a_foreign_model(name: str, tmp_path: Path) -> None:

@@ -196,6 +196,8 @@ def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
         return "would need a bias per row"
     if layer is Layer.GEMM and node.attributes.get_float("beta", 1.0) == 0.0:
         return "omits its bias (beta is 0)"
+    if layer is Layer.DEFORMABLE_CONVOLUTION:
+        return "moves its positions, also to where zeros are, which have no shift"
     x, w = (view.shape(node.inputs[i]) for i in (0, 1))
     if layer is Layer.CONVOLUTION and (x is None or w is None or _conv_pads(node, x[2:], w[2:])):
         return "pads with zeros, which have no shift"

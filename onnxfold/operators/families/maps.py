@@ -199,7 +199,10 @@ def _gemm(view: ModelInfo, node: ir.Node) -> IndexMap | None:
 
 
 def _convolution(view: ModelInfo, node: ir.Node, *, turned: bool = False) -> IndexMap | None:
-    """Return the map of Conv, W [out, in / groups, ..], or ConvTranspose (``turned``)."""
+    """Return the map of Conv, W [out, in / groups, ..], or ConvTranspose (``turned``).
+
+    Of DeformConv, whose offsets and masks differ by sample, the batch of x is not the output's.
+    """
     w = view.shape(node.inputs[1]) if len(node.inputs) > 1 else None
     groups = node.attributes.get_int("group", 1)
     if w is None or len(w) < 2:
@@ -217,8 +220,10 @@ def _convolution(view: ModelInfo, node: ir.Node, *, turned: bool = False) -> Ind
     spatial = range(2, len(w))
     x, taps, y = (tuple((f"{letter}{axis}",) for axis in spatial) for letter in "xwy")
     weight = (inside, plain[1]) if turned else (out, plain[0])
-    bias = (out,) if len(node.inputs) > 2 and node.inputs[2] is not None else None
-    return IndexMap(((("b",), inside, *x), (*weight, *taps)), (("b",), out, *y), bias, sizes)
+    row = row_of(node)
+    bias = None if row.bias is None or operand(node, row.bias) is None else (out,)
+    batch = ("a",) if row.family is Family.DEFORMABLE_CONVOLUTION else ("b",)
+    return IndexMap(((batch, inside, *x), (*weight, *taps)), (("b",), out, *y), bias, sizes)
 
 
 def _einsum(view: ModelInfo, node: ir.Node) -> IndexMap | None:
@@ -366,6 +371,7 @@ _MAPS: Mapping[Family | Layer | None, _Rule] = {
     Family.CONCAT: _along(layout.joined),
     Family.CONVOLUTION: _convolution,
     Family.CUMULATIVE: _along(layout.accumulated),
+    Family.DEFORMABLE_CONVOLUTION: _convolution,
     Family.DROPOUT: _along(lambda view, node: ()),
     Family.EINSUM: _einsum,
     Family.EXPAND: _broadcasting,

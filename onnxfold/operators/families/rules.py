@@ -27,6 +27,7 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.CONCAT: Linear(why=layout.refuse_joining),
     Family.CONVOLUTION: _LAYER,
     Family.CUMULATIVE: _PLAIN,
+    Family.DEFORMABLE_CONVOLUTION: _LAYER,
     Family.DROPOUT: Linear(elementwise.refuse_training),
     Family.EINSUM: _LAYER,
     Family.EXPAND: _PLAIN,

@@ -118,18 +118,20 @@ def _all_before(ends: Iterable[Point], before: Mapping[Point, Iterable[Point]]) 
 class Demand:
     """A LayerNorm that could become an RMSNorm, and the picoseconds that this saves and takes.
 
-    ``operators``: how many operators more a session executes for it.
+    ``operators``: how many operators more a session executes for it, for which a fold has to save
+    more than ``margin_ps``.
     """
 
     site: NormSite
     gain_ps: int
     spent_ps: int = 0
     operators: int = 0
+    margin_ps: int = 0
 
     @property
     def pays(self) -> bool:
         """Whether the fold saves more than it takes."""
-        return self.gain_ps > self.spent_ps
+        return self.gain_ps - self.spent_ps > (self.margin_ps if self.operators else 0)
 
 
 def cheapest_plan(

@@ -154,7 +154,7 @@ class _Prices:
             gain = min(gain, spent + done.elements * costs.centring // shared)
         if self.view.is_dead(site.last):  # no session computes it: it folds where that is free
             return Demand(site, 1)
-        return Demand(site, gain, spent, apart + beta)
+        return Demand(site, gain, spent, apart + beta, costs.uncertain(done))
 
     def _keeps_beta(self, site: NormSite) -> bool:
         """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
@@ -179,7 +179,9 @@ def _too_dear(view: ModelInfo, demand: Demand) -> Refusal:
     """Refuse a norm that would not be faster, with its savings and costs."""
     count = demand.operators
     more = f"{count} more operator{'' if count == 1 else 's'}"
-    return _dearer(view, demand.site, demand.gain_ps, more, demand.spent_ps)
+    close = demand.gain_ps > demand.spent_ps
+    margin = f", and prices are known within {microseconds(demand.margin_ps)}" if close else ""
+    return _dearer(view, demand.site, demand.gain_ps, more, demand.spent_ps, margin)
 
 
 def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal:
@@ -189,12 +191,14 @@ def _centring_too_dear(view: ModelInfo, demand: Demand, costs: Costs) -> Refusal
     return _dearer(view, demand.site, saved, "an inserted centering", spent)
 
 
-def _dearer(view: ModelInfo, site: NormSite, saved: int, what: str, spent: int) -> Refusal:
+def _dearer(
+    view: ModelInfo, site: NormSite, saved: int, what: str, spent: int, known: str = ""
+) -> Refusal:
     fixed = work(view.shape(site.input), site.size).fixed
     sizes = "" if fixed else ", counting each free size as 1"
     sentence = (
         f"norm '{site.name}' would save {microseconds(saved)} without its mean, but {what} would "
-        f"take {microseconds(spent)}{sizes}{_ALWAYS}"
+        f"take {microseconds(spent)}{sizes}{known}{_ALWAYS}"
     )
     return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(site.nodes[-1]),))
 

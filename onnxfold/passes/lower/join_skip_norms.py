@@ -52,7 +52,7 @@ class _Copy:
             return stored
         array, cut = self._folder.array(value), cut_of(self._info, value)
         if array is None and cut is not None:  # of a length that only the shapes tell
-            whole = constant_tensor(cut.source)
+            whole = self.constant(cut.source)
             array = None if whole is None else whole.numpy()[cut.index]
         return None if array is None else ir.Tensor(array, name=value.name)
 

@@ -67,9 +67,12 @@ class _Piece:
         return None if place is None else operand(*place)
 
 
-def join_layers(view: ModelInfo) -> int:
-    """Join such layers in a typed working copy where a norm wants it; return how many results."""
-    found = {node: made for node in view.nodes() if (made := _pieces(view, node))}
+def join_layers(view: ModelInfo, allow_split: int) -> int:
+    """Join such layers in a typed working copy where a norm wants it; return how many results.
+
+    A weight with other readers is stored twice if it has at most ``allow_split`` bytes.
+    """
+    found = {node: made for node in view.nodes() if (made := _pieces(view, node, allow_split))}
     ends = ENDS.of(view) if found else {}
     chosen = [node for node in found if _is_in_the_way(ends.get(node.outputs[0], ()))]
     builder = Builder(view.model)
@@ -82,7 +85,7 @@ def _is_in_the_way(why: Iterable[Refusal]) -> bool:
     return any(each.code is RefusalCode.CONCAT_ALONG_FIBER for each in why)
 
 
-def _pieces(view: ModelInfo, node: ir.Node) -> list[_Piece]:
+def _pieces(view: ModelInfo, node: ir.Node, allow_split: int) -> list[_Piece]:
     """Return the layers whose results a Concat joins, if they can be one; otherwise nothing."""
     rank = view.rank(node.outputs[0]) if operator(node) == "Concat" else None
     if rank is None or len(node.inputs) < 2:
@@ -91,7 +94,13 @@ def _pieces(view: ModelInfo, node: ir.Node) -> list[_Piece]:
     made = [_piece(view, value, axis) for value in node.inputs]
     pieces = [piece for piece in made if piece is not None]
     alike = len(pieces) == len(made) and all(_alike(pieces[0], other) for other in pieces[1:])
-    return pieces if alike else []
+    return pieces if alike and all(_is_free(piece, allow_split) for piece in pieces) else []
+
+
+def _is_free(piece: _Piece, allow_split: int) -> bool:
+    """Whether no other node reads a weight, or a copy of it is allowed."""
+    weight = known_operand(piece.layer, _WEIGHT)
+    return is_read_once(weight) or known_tensor(weight).nbytes <= allow_split
 
 
 def _piece(view: ModelInfo, value: ir.Value | None, axis: int) -> _Piece | None:
@@ -113,7 +122,7 @@ def _layer(view: ModelInfo, layer: ir.Node, axis: int, addition: ir.Node | None)
     if not isinstance(known, IndexMap) or known.sizes or weight is None or tensor is None:
         return None
     places = [at for at, names in enumerate(known.factors[_WEIGHT]) if names == known.output[axis]]
-    if len(places) != 1 or tensor.dtype not in FLOATS or not is_read_once(weight):
+    if len(places) != 1 or tensor.dtype not in FLOATS:
         return None
     piece = _Piece(layer, places[0], addition)
     size = tensor.shape.numpy()[places[0]]

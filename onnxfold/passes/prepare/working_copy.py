@@ -21,6 +21,7 @@ from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
+from onnxfold.options import DEFAULT_SPLIT_BYTES
 from onnxfold.passes.prepare.direct_reads import (
     pick_from_tensors,
     read_directly,
@@ -46,7 +47,6 @@ _GIVEN = (
     fold_constants,
     merge_constant_factors,
     add_biases,
-    join_layers,
 )
 _WRITTEN = (merge_constant_factors, add_biases)
 
@@ -79,14 +79,16 @@ def prepare(
     deferred: bool = False,
     inferred: bool = False,
     written: bool = False,
+    allow_split: int = DEFAULT_SPLIT_BYTES,
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
     ``compressed``: CRMSNorms of ours are inlined too, so that the passes see what they append;
     ``deferred``: the calls of deferred norms too, so that they can be undone. ``inferred``: the
     model's types and shapes are already inferred, and unchanged parts keep them. ``written``: it is
-    the passes' result for a prepared model, with which it is compared constant by constant. Tensors
-    are shared with the original. Raises ModelError for recursive functions.
+    the passes' result for a prepared model, with which it is compared constant by constant.
+    ``allow_split``: weights that joined layers share with others are stored twice up to this size.
+    Tensors are shared with the original. Raises ModelError for recursive functions.
     """
     clone = model.clone()
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
@@ -104,6 +106,8 @@ def prepare(
     info = ModelInfo(clone) if same else infer(clone)
     for change in _WRITTEN if written else _GIVEN:
         info = ModelInfo(clone) if change(info) else info
+    if not written and join_layers(info, allow_split):
+        info = ModelInfo(clone)
     unsplit = (*_left_whole(clone), *left)
     return Prepared(info, inlined, split, unsplit, not (compressed or deferred))
 

@@ -45,6 +45,7 @@ from onnxfold.passes.scales.constant_operands import (
 from onnxfold.refusal import Refusal, RefusalCode
 
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
+_GROUPED = (Layer.CONVOLUTION, Layer.DEFORMABLE_CONVOLUTION)
 _MOST_STEPS = 64  # operators between that stay; unbounded, long sums would cost quadratic time
 
 
@@ -366,7 +367,7 @@ def _operands(view: ModelInfo, node: ir.Node, channels: Channels) -> tuple[int, 
     count = len(known.factors) if isinstance(known, IndexMap) else 0
     places = ((index, _in_operand(known, channels, index)) for index in range(count))
     held = [(index, place) for index, place in places if place is not None]
-    several = row_of(node).layer is Layer.CONVOLUTION  # of groups, which x has too
+    several = row_of(node).layer in _GROUPED  # of groups, which x has too
     return held[-1] if len(held) == 1 or (held and several) else None
 
 

@@ -39,8 +39,8 @@ STAYS = {
     "other factors": "p = Gemm<alpha=0.5>(x, W, c) q = Gemm(x, V, e) " + _JOINED,
     "windows of two sizes": "p = Conv<pads=[1, 1]>(x, K, c) q = Conv(x, L1, e) " + _CHANNELS,
     "a piece is read as well": "p = MatMul(x, W) q = MatMul(x, V) o = Tanh(q) " + _JOINED,
-    "a weight is read as well": "p = MatMul(x, W) q = MatMul(x, V) o = Tanh(V) " + _JOINED,
 }
+_SHARED = "p = MatMul(x, W) q = MatMul(x, V) o = Tanh(V) " + _JOINED
 
 
 def _model(body: str, dtype: str = "double") -> onnx.ModelProto:
@@ -79,6 +79,14 @@ def test_what_is_no_layer_of_one_input_stays_apart(case: str) -> None:
     assert "Concat" in [node.op_type for node in folded.model.graph.node]
 
 
+def test_a_weight_with_other_readers_is_copied_where_that_is_allowed() -> None:
+    model, folds = _model(_SHARED), []
+    for allowed in (6 * 3 * 8, 6 * 3 * 8 - 1):
+        made = onnxfold.optimize(model, target="kernels", allow_split=allowed)
+        folds.append(len(made.plan.folds))
+    assert folds == [1, 0]
+
+
 def test_no_weights_of_two_inputs_have_the_mean_of_both() -> None:
     """Each piece without its own mean, or each weight without a share of both, is not P h."""
     made, rng = weights(**_SHAPES), np.random.default_rng(1)
@@ -108,4 +116,13 @@ def test_a_second_run_changes_nothing(target: str) -> None:
     once = onnxfold.optimize(_model(FOLDS["additions of biases"], "float"), target=target,
                              fold="always")  # fmt: skip
     assert len(once.plan.folds) == 1
+    assert not onnxfold.optimize(once.model, target=target, fold="always").changed
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_second_run_finds_no_weight_that_the_first_one_shared(target: str) -> None:
+    """The other layer gets a weight of its own when its norm folds."""
+    body = FOLDS["products"] + "r = Tanh(x) s = MatMul(r, W) o = LayerNormalization(s, c) "
+    once = onnxfold.optimize(_model(body, "float"), target=target, fold="always")
+    assert len(once.plan.folds) == 2
     assert not onnxfold.optimize(once.model, target=target, fold="always").changed
