@@ -1,10 +1,11 @@
 """LayerNorm, RMSNorm and CRMSNorm compared: one model in three forms, in turns.
 
-    python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11]
+    python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11] [--int8]
 
 Models are plain torch of the sizes of the second paper's (untrained), exported, and converted with
 `onnxfold convert --to rms` and `--to crms`, the latter with `--change-readers` as well (`short`):
-`onnx` in standard operators, `kernels` with the library. A ratio is the median over the rounds of
+`onnx` in standard operators, `kernels` with the library; with --int8 each is quantized as it is by
+ONNX Runtime's quantize_dynamic. A ratio is the median over the rounds of
 LayerNorm's time to the form's; `norm_share` is the share of norms in what ONNX Runtime's profiler
 adds up, of nodes that are norms by name. Rows go to benchmarks/results/norm_forms.csv after each
 shape. On a GPU, with the library that
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import onnxfold
 from benchmarks.gpu import device_named
@@ -44,7 +46,7 @@ _SIZES = {
     "gpt3-small": (768, 12, 12),
 }
 # Batch and, of text, tokens.
-_SHAPES = {"vit": ((1, 0), (8, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
+_SHAPES = {"vit": ((1, 0), (8, 0), (16, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
 _FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("short", "onnx"),
           ("rms", "kernels"), ("crms", "kernels"), ("short", "kernels"))  # fmt: skip
 _NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")
@@ -93,6 +95,17 @@ def forms_of(path: Path) -> list[Variant]:
     return found
 
 
+def in_int8(variant: Variant) -> Variant:
+    """Quantize a form, unless its folder has that."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    written = variant.path.with_name(f"{variant.path.stem}-int8.onnx")
+    if not written.exists():
+        known = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # of values without a type
+        quantize_dynamic(variant.path, written, extra_options=known)
+    return Variant(written, variant.kernels)
+
+
 def measured(
     name: str, variants: list[Variant], batch: int, tokens: int, given: argparse.Namespace
 ) -> list[Row]:
@@ -119,6 +132,7 @@ def measured(
                 device=device_named(given.provider),
                 threads=given.threads,
                 model=name,
+                precision="int8" if given.int8 else "fp32",
                 batch=batch,
                 tokens=tokens,
                 form=form,
@@ -145,6 +159,7 @@ def main() -> int:
             "--threads": 1,
             "--provider": CPU,
             "--forms": {"type": Path, "help": "a folder that keeps the converted models"},
+            "--int8": False,
             "--shapes": {"nargs": "*", "help": "of each model, as 8x0 or 1x128; else all"},
             "--budget": float("inf"),
             "--out": RESULTS / "norm_forms.csv",
@@ -164,6 +179,8 @@ def complete(name: str, budget: Budget, given: argparse.Namespace) -> None:
     """Measure one model at each shape, as long as the budget lasts."""
     with tempfile.TemporaryDirectory() as folder:
         variants = forms_of(exported(name, given.forms or Path(folder)))
+        if given.int8:
+            variants = [in_int8(variant) for variant in variants]
         for batch, tokens in _SHAPES[name[:3]]:
             shape = f"{batch}x{tokens}"
             if given.shapes is not None and shape not in given.shapes:

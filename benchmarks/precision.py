@@ -82,11 +82,14 @@ class Bench:
         """The largest channel that a linear layer reads, by the median one."""
         return largest_channel(self.subject)
 
-    def outputs(self, model: onnx.ModelProto, precision: str, feeds: Feeds) -> list[Array]:
+    def outputs(
+        self, model: onnx.ModelProto, precision: str, feeds: Feeds, exclude: Sequence[str] = ()
+    ) -> list[Array]:
         """Return the first output of the model in a precision for each feed."""
         source, made = self.folder / "float.onnx", self.folder / "reduced.onnx"
         onnx.save(model, source)
-        context = Context(ModelFacts("bert"), feeds=tuple(self.subject.choosing))
+        calibration = tuple(self.subject.choosing)
+        context = Context(ModelFacts("bert"), exclude=tuple(exclude), feeds=calibration)
         STEPS[precision].apply(source, made, context)
         session = Variant(made).session(1, [CPU])
         names = [value.name for value in session.get_inputs()]
@@ -99,16 +102,23 @@ class Bench:
         return [error(expected, self.outputs(model, precision, feeds)) for model in models]
 
     def row(
-        self, basis: str, precision: str, model: onnx.ModelProto, spread: Sequence[float] = ()
+        self,
+        basis: str,
+        precision: str,
+        model: onnx.ModelProto,
+        spread: Sequence[float] = (),
+        exclude: Sequence[str] = (),
     ) -> Row:
         """Return the row of one model in one precision.
 
         ``error`` in percent, inf where an output is not finite. ``basis`` of the stream: as it is,
-        rotated, scaled, or with gammas split; ``least`` and ``most``: the errors of all seeds of a
-        rotation; ``outliers``: the largest channel that a linear layer reads, by the median one;
-        ``right`` of ``samples``.
+        rotated, scaled, with gammas split, or with those layers in float32 that read a gamma which
+        is split, the least that any split reaches; ``least`` and ``most``: the errors of all seeds
+        of a rotation; ``outliers``: the largest channel that a linear layer reads, by the median
+        one; ``right`` of ``samples``.
         """
-        found, known = self.outputs(model, precision, self.subject.feeds), self.labels
+        found = self.outputs(model, precision, self.subject.feeds, exclude)
+        known = self.labels
         return Row(
             onnxruntime=version("onnxruntime"),
             family=self.family,
@@ -133,21 +143,25 @@ class Bench:
                 made.append(onnxfold.optimize(self.subject.model, check=0, **options).model)
         return made
 
-    def split(self) -> onnx.ModelProto:
-        """Return the model with gammas split by the inputs to choose by."""
+    def split(self) -> tuple[onnx.ModelProto, list[str]]:
+        """Return the model with gammas split by the inputs to choose by, and who reads them."""
         layer = any(node.op_type == "LayerNormalization" for node in self.subject.model.graph.node)
         form = "layer" if layer else self.subject.form
         with tempfile.TemporaryDirectory() as folder:
             for number, feed in enumerate(self.subject.choosing):
                 np.savez(Path(folder, f"{number}.npz"), **feed)
-            model: onnx.ModelProto = onnxfold.optimize(
+            made = onnxfold.optimize(
                 self.subject.model, split_gamma="auto", norm_form=form, data=folder, check=0
-            ).model
-        return model
+            )
+        weights = {
+            name for norm in made.report["split_gammas"]["norms"] for name in norm["weights"]
+        }
+        readers = [n.name for n in self.subject.model.graph.node if weights & {*n.input}]
+        return made.model, readers
 
     def rows(self, *, rotated: bool = True) -> Iterator[Row]:
         """Yield the rows of a subject in int8 and int4."""
-        model, split = self.subject.model, self.split()
+        model, (split, readers) = self.subject.model, self.split()
         turned = self.rotations() if rotated else []
         chosen_by = truths(self.subject, self.subject.choosing) if turned else []
         for precision in QUANTISERS:
@@ -162,6 +176,8 @@ class Bench:
                 yield self.row("rotated", precision, every[best], spread)
             if precision in SPLIT_FOR:
                 yield self.row("split", precision, split)
+            if not rotated and readers and precision in SPLIT_FOR:
+                yield self.row("readers in float", precision, model, exclude=readers)
 
     def scaled_rows(self) -> Iterator[Row]:
         """Yield the rows of a subject in float16."""

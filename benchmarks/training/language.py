@@ -31,7 +31,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, has, put, write
+from benchmarks.rows import Conditions, conditions, has, put
 from benchmarks.training import data
 from benchmarks.training.figures import draw
 from benchmarks.training.together import (
@@ -89,6 +89,7 @@ class AngleRow(Conditions):
     width: int
     layers: int
     variant: str
+    seed: int
     step: int
     norm: str
     angle_uniform: float
@@ -187,14 +188,14 @@ def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRo
     return rows
 
 
-def angles(texts: dict[str, list[str]], given: Any) -> list[AngleRow]:
+def angles(texts: dict[str, list[str]], seed: int, given: Any) -> list[AngleRow]:
     """Train four sizes with both norms, and measure ten times while they train."""
     text = characters([text for part in texts.values() for text in part])
     rows: list[AngleRow] = []
     steps = ANGLE_STEPS[given.scale]
     for width, layers in SIZES[given.scale]:
         for variant in (LAYER_NORM, RMS_NORM):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             model: nn.Module = Transformer(shape(width, layers))
             model = (model if variant == LAYER_NORM else with_rms(model)).to(given.device)
             watch = AnglesCallback(model, every=max(steps // 10, 1))
@@ -205,13 +206,15 @@ def angles(texts: dict[str, list[str]], given: Any) -> list[AngleRow]:
                     value = loss(model, batch.to(given.device))
                 value.backward()
                 optimizer.step()
-            rows += _angle_rows(watch, (width, layers), variant)
+            rows += _angle_rows(watch, (width, layers), variant, seed)
             end = rows[-1]
-            print(f"{width} x {layers} {variant}: last norm at {end.angle_uniform} degrees")
+            print(f"seed {seed} {width} x {layers} {variant}: last norm at {end.angle_uniform}")
     return rows
 
 
-def _angle_rows(watch: AnglesCallback, size: tuple[int, int], variant: str) -> Iterator[AngleRow]:
+def _angle_rows(
+    watch: AnglesCallback, size: tuple[int, int], variant: str, seed: int
+) -> Iterator[AngleRow]:
     for report in watch.reports:
         for norm in report["norms"]:
             before = norm["before"]
@@ -222,6 +225,7 @@ def _angle_rows(watch: AnglesCallback, size: tuple[int, int], variant: str) -> I
                 width=size[0],
                 layers=size[1],
                 variant=variant,
+                seed=seed,
                 step=report["step"],
                 norm=norm["name"],
                 angle_uniform=round(uniform["mean"], 3),
@@ -266,11 +270,14 @@ def main(words: list[str] | None = None) -> int:
         put(given.out, rows, ("width", "seed", "dropout"))
         for row in rows:
             print(f"seed {seed} {row.setting}: loss {row.loss}, perplexity {row.perplexity}")
-    if "angles" in given.parts:
-        found = angles(texts, given)
-        out = given.out.with_name(given.out.name.replace("language", "angles"))
-        write(out, found)
-        _draw(found, out.with_suffix(".svg"))
+    out = given.out.with_name(given.out.name.replace("language", "angles"))
+    for seed in range(given.seeds if "angles" in given.parts else 0):
+        if has(out, seed=seed):
+            continue
+        found = angles(texts, seed, given)
+        put(out, found, ("seed",))
+        if seed == 0:
+            _draw(found, out.with_suffix(".svg"))
     return 0
 
 

@@ -127,7 +127,7 @@ def _forms(rows: Sequence[Row]) -> str:
     """Times of RMSNorm and CRMSNorm against LayerNorm's, and the share that norms have."""
     cases: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
     for row in rows:
-        case = (_machine(row), row["model"], row["batch"], row["tokens"])
+        case = (_machine(row), row["model"], row["precision"], row["batch"], row["tokens"])
         by_form = cases.setdefault(case, {})
         by_form[row["form"], row["target"]] = row
     columns = [
@@ -139,12 +139,13 @@ def _forms(rows: Sequence[Row]) -> str:
         return f"{middle:.2f} ({low:.2f} to {high:.2f}), {float(row['norm_share']):.1%}"
 
     lines = []
-    for (machine, model, batch, tokens), by_form in cases.items():
+    for (machine, model, precision, batch, tokens), by_form in cases.items():
         layer = by_form["layer", "onnx"]
         shape = batch if tokens == "0" else f"{batch} x {tokens}"
         ms = float(layer["milliseconds"])
         plain = f"{ms:.{0 if ms >= 10 else 2}f} ms, {float(layer['norm_share']):.1%}"
-        lines.append((machine, model, shape, plain, *(cell(by_form[column]) for column in columns)))
+        named = model if precision == "fp32" else f"{model}, {precision}"
+        lines.append((machine, named, shape, plain, *(cell(by_form[column]) for column in columns)))
     forms = ("RMSNorm", "CRMSNorm", "d - 1 given")
     headings = (
         "on",

@@ -8,7 +8,7 @@ __all__ = ["with_precision"]
 
 _BEGIN = "<!-- precision: written by docs/generate.py -->\n"
 _END = "<!-- end of precision -->"
-_BASES = ("as it is", "scaled", "rotated", "split")
+_BASES = ("as it is", "scaled", "rotated", "split", "readers in float")
 # The rows have a scale for each channel too, and static int8 of every model.
 _SHOWN = {
     "digits": ("int8", "int8-static", "int4-blocks32"),

@@ -256,7 +256,7 @@ class DynamicInt8(ToolStep):
             source,
             output,
             per_channel=self.per_channel,
-            nodes_to_exclude=list(context.exclude),
+            nodes_to_exclude=_left_alone(context),
             use_external_data_format=_is_large(source),
             # Optimizers write no types, which the quantizer needs.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
@@ -294,7 +294,7 @@ class StaticInt8(ToolStep):
             output,
             Reader(context.feeds),
             per_channel=True,
-            nodes_to_exclude=list(context.exclude),
+            nodes_to_exclude=_left_alone(context),
             use_external_data_format=_is_large(source),
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
@@ -319,15 +319,18 @@ class Blocks(ToolStep):
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+        from onnxruntime.quantization.onnx_model import ONNXModel
 
+        products = ONNXModel(onnx.load(source))
+        products.replace_gemm_with_matmul()  # as the other quantizers do by themselves
         quantizer = MatMulNBitsQuantizer(
-            onnx.load(source),
+            products.model,
             bits=self.bits,
             block_size=self.block,
             is_symmetric=True,
             # 4: products in int8, the fastest kernels of a CPU.
             accuracy_level=None if context.device is Device.CUDA else 4,
-            nodes_to_exclude=list(context.exclude),
+            nodes_to_exclude=_left_alone(context),
         )
         quantizer.process()
         _write_proto(quantizer.model.model, output)
@@ -377,6 +380,11 @@ def _write(model: ir.Model, output: Path) -> None:
 
 def _write_proto(model: onnx.ModelProto, output: Path) -> None:
     _write(ir.from_proto(model), output)
+
+
+def _left_alone(context: Context) -> list[str]:
+    """Return names of nodes that no quantizer takes; the product of a Gemm gets another name."""
+    return [*context.exclude, *(f"{name}_MatMul" for name in context.exclude)]
 
 
 def _bytes_of(graph: onnx.GraphProto) -> int:

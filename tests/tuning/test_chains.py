@@ -122,3 +122,33 @@ def test_the_steps_of_a_basis_change_the_weights(tmp_path: Path) -> None:
     sizes = [np.square(each["table"], dtype=np.float64).sum() for each in (before, others[1])]
     assert np.isclose(*sizes)
     assert not np.allclose(before["table"], others[1]["table"])
+
+
+@pytest.mark.parametrize(
+    ("step", "operator"), [("int8", "MatMulInteger"), ("int4-blocks32", "MatMulNBits")]
+)
+def test_quantizers_take_gemms_but_those_that_are_to_stay(
+    step: str, operator: str, tmp_path: Path
+) -> None:
+    gemms = [
+        onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="first"),
+        onnx.helper.make_node("Gemm", ["y", "w", "b"], ["z"], name="second"),
+    ]
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 32]) for name in "xz"
+    ]
+    stored = np.random.default_rng(0).normal(size=(33, 32)).astype(np.float32)
+    weights = [
+        onnx.numpy_helper.from_array(a, n) for n, a in (("w", stored[:32]), ("b", stored[32]))
+    ]
+    graph = onnx.helper.make_graph(gemms, "gemms", values[:1], values[1:], weights)
+    source = tmp_path / "model.onnx"
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), source)
+    counts = []
+    for exclude in ((), ("second",)):
+        context = Context(ModelFacts("bert"), exclude=exclude)
+        STEPS[step].apply(source, tmp_path / "made.onnx", context)
+        kinds = [node.op_type for node in onnx.load(tmp_path / "made.onnx").graph.node]
+        counts.append((kinds.count(operator), kinds.count("MatMul"), kinds.count("Gemm")))
+    assert counts == [(2, 0, 0), (1, 1, 0)]
