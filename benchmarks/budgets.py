@@ -26,9 +26,10 @@ from benchmarks.rows import RESULTS, Row, merge
 from models.digits_vit.data import HELDOUT
 from onnxfold import model_io
 from onnxfold.check import ModelSource
-from onnxfold.check.budget import Budget, Metric, judge_budget
+from onnxfold.check.budget import Budget, judge_budget
 from onnxfold.check.evidence import Outputs, run_changed
 from onnxfold.check.truth import Truth, truth_of
+from onnxfold.options import Metric
 
 MODELS = ("digits_vit", "minilm")
 ROWS, CALIBRATION, LONGEST = 64, 64, 200

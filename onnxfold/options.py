@@ -1,28 +1,25 @@
-"""The options of optimize, each declared once; light to import."""
+"""The options of optimize and convert, each declared once with its help; light to import."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from onnxfold.errors import UsageError
+from onnxfold.option_checks import bytes_of, check_number, check_scale, check_split
 
 METADATA_KEY = "onnxfold"  # the metadata entry in which a written model names its options
 DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
-# Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
-# 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
-_THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
 DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
 _COUNTED = (
     *("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin"),
     *("drop_means", "max_error", "rotation_seed"),
 )
 ROTATIONS = ("hadamard", "random", "off")
-_MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -107,9 +104,50 @@ class Conversion(StrEnum):
     LAYER = "layer"  # RMSNorm of a zero-mean stream to LayerNorm
 
 
+class Metric(StrEnum):
+    """The metrics of an error budget (`onnxfold.check.error_metrics`)."""
+
+    RELATIVE = "relative"
+    COSINE = "cosine"
+    TOP1 = "top1"
+    KL = "kl"
+
+
 def conversion_named(name: str) -> Conversion:
     """Return the conversion of a name; raises UsageError for an unknown one."""
     return member(Conversion, name, f"conversion to '{name}'")
+
+
+class Told:
+    """The help of an option on the command line, and how it is written there.
+
+    cli: metavar, min and parser, as Typer has them. type: its type there, if another than the
+    field's. flag: the words for it. off: a flag of its own, the value that it stands for, and its
+    help. A bool that is True by default is a flag that makes it False.
+    """
+
+    def __init__(self, text: str, **cli: Any) -> None:
+        self.text = text
+        self.cli = cli
+
+
+InputsOption = Annotated[
+    GivenInputs,
+    Told(
+        "What models run on: shapes (ids:1,128), arrays (ids:ids.npy) or all (inputs.npz); "
+        "repeat for several.",
+        metavar="NAME:VALUE",
+        type=list[str] | None,
+    ),
+]
+
+
+SeedOption = Annotated[int, Told("Seed of random inputs.")]
+
+
+ForceOption = Annotated[
+    bool, Told("Allow OUT to replace IN, or a file that onnxfold did not write.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,43 +168,200 @@ class Options:
     the linear layers after them, by this exponent or the best (``"auto"``).
     """
 
-    target: Target = Target.ONNX
-    device: Device = Device.CPU
-    fold: Folding = Folding.AUTO
-    norm_form: WrittenForm = WrittenForm.AUTO
-    allow_split: int = DEFAULT_SPLIT_BYTES
-    exclude: str | None = None
-    check: int | None = 2
+    target: Annotated[
+        Target,
+        Told(
+            "**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
+            "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime "
+            "with the onnxfold library, which other runtimes may not take.",
+            parser=target_named,
+            metavar="TARGET",
+        ),
+    ] = Target.ONNX
+    device: Annotated[Device, Told("With --target ort: the device to be fastest on.")] = Device.CPU
+    fold: Annotated[
+        Folding,
+        Told(
+            "Which of the norms that can fold do: **auto** those that are not slower for it, by "
+            "the prices of what stands in their place; **always** all."
+        ),
+    ] = Folding.AUTO
+    norm_form: Annotated[
+        WrittenForm,
+        Told(
+            "**op**: RMSNormalization (raises the opset to 23), **decomposed**: Pow, ReduceMean, "
+            "Add, Sqrt, Div, Mul, **layer**: no norm folds, for engines that compute in half "
+            "precision and protect LayerNormalization alone; **auto**: decomposed.",
+            metavar="FORM",
+        ),
+    ] = WrittenForm.AUTO
+    allow_split: Annotated[
+        int,
+        Told(
+            "Store a weight twice (plain and centered) when it is at most this large; larger "
+            "ones get a centering operator instead.",
+            metavar="BYTES",
+        ),
+    ] = DEFAULT_SPLIT_BYTES
+    exclude: Annotated[str | None, Told("Leave out norms whose name matches.", metavar="REGEX")] = (
+        None
+    )
+    check: Annotated[
+        int | None,
+        Told(
+            "Check on N sets of inputs; 0 only proves the result.",
+            metavar="N",
+            off=("--no-check", None, "Write without proof and check."),
+        ),
+    ] = 2
     noise_limit: float = DEFAULT_NOISE_LIMIT
-    rtol: float | None = None
-    atol: float | None = None
-    inputs: GivenInputs = ()
-    seed: int = 0
-    providers: tuple[str, ...] = ()
-    memory: float | None = None
-    save_as_external_data: bool | None = None
-    share_weights: bool = False
-    strip_metadata: bool = False
-    fuse_residual: bool = True
-    fuse_affine: FuseAffine = FuseAffine.AUTO
-    defer: Defer = Defer.OFF
-    defer_means: bool = False
-    range_limit: float = DEFAULT_RANGE_LIMIT
-    drop_means: float | None = None
-    max_error: float = DEFAULT_INEXACT_ERROR
-    dry_run: bool = False
-    force: bool = False
-    fail_if_unchanged: bool = False
+    rtol: Annotated[float | None, Told("Also demand |error| <= atol + rtol |truth|.")] = None
+    atol: Annotated[float | None, Told("See --rtol.")] = None
+    inputs: InputsOption = ()
+    seed: SeedOption = 0
+    providers: Annotated[
+        tuple[str, ...], Told("ONNX Runtime execution providers; repeat in order.", metavar="NAME")
+    ] = ()
+    memory: Annotated[
+        float | None,
+        Told(
+            "Memory for running models; larger ones run piece by piece. Otherwise most of what "
+            "is free.",
+            metavar="GB",
+        ),
+    ] = None
+    save_as_external_data: Annotated[
+        bool | None, Told("Write the weights to OUT.data; otherwise keep the layout of IN.")
+    ] = None
+    share_weights: Annotated[
+        bool,
+        Told(
+            "Write changed weights only; for the others OUT, which must lie in the folder of IN, "
+            "refers to IN's data files."
+        ),
+    ] = False
+    strip_metadata: Annotated[
+        bool,
+        Told(
+            "Leave out what an exporter noted at graphs, nodes and values, such as stack traces; "
+            "the model's own metadata stays."
+        ),
+    ] = False
+    fuse_residual: Annotated[bool, Told("Leave residual additions on their own.")] = True
+    fuse_affine: Annotated[
+        FuseAffine,
+        Told(
+            "Move gamma, beta and scales into linear layers: **auto** where an operator or "
+            "operand goes away or int8 does not suffer, **always** wherever that is exact, with "
+            "a new Add for a beta where a layer has no bias, **never**.",
+            metavar="WHEN",
+            off=("--no-fuse-affine", FuseAffine.NEVER, "The same as --fuse-affine never."),
+        ),
+    ] = FuseAffine.AUTO
+    defer: Annotated[
+        Defer,
+        Told(
+            "Let the scale of a norm wait after the linear layers that read it: **all** wherever "
+            "that is exact for every row, **auto** with targets that were measured to gain by it "
+            "(none so far), and as **off** with others. **off** also computes norms that a model "
+            "came with deferred where they stood."
+        ),
+    ] = Defer.OFF
+    defer_means: Annotated[
+        bool,
+        Told(
+            "With --defer: LayerNorms that keep their mean wait too. Their rounding grows with "
+            "|mean| / std of a row, up to what the report says (`deferral`, `bound`)."
+        ),
+    ] = False
+    range_limit: Annotated[
+        float,
+        Told(
+            "Warn where a scale widens the range of a weight's columns more than this.",
+            metavar="RATIO",
+        ),
+    ] = DEFAULT_RANGE_LIMIT
+    drop_means: Annotated[
+        float | None,
+        Told(
+            "Inexact: with --data, LayerNorms that do not fold become RMSNorms where the mean of "
+            "every vector is at most this share of its length, 0 to 1.",
+            metavar="MAX",
+        ),
+    ] = None
+    max_error: Annotated[
+        float,
+        Told("For --drop-means: the largest relative error of an output on DATA.", metavar="E"),
+    ] = DEFAULT_INEXACT_ERROR
+    dry_run: Annotated[bool, Told("Plan and print, write nothing.")] = False
+    force: ForceOption = False
+    fail_if_unchanged: Annotated[bool, Told("Exit 1 when nothing can be improved.")] = False
     convert_to: Conversion | None = None
-    shift: int | None = None
-    multiple_of: int = 1
-    change_readers: bool = False
-    scale_streams: str | int = "off"
-    scale_margin: int = 3
-    data: str | os.PathLike[str] | None = None
-    rotate: str = "off"
-    rotation_seed: int = 0
-    split_gamma: str | float = "off"
+    shift: Annotated[
+        int | None,
+        Told(
+            "With --to layer: add random numbers to the weights before LayerNorms, which see "
+            "none of them, so that the stream has a mean again.",
+            metavar="SEED",
+            min=0,
+        ),
+    ] = None
+    multiple_of: Annotated[
+        int,
+        Told(
+            "With --to crms: leave a stream of d channels alone where N does not divide d - 1, "
+            "for hardware that is slow at such rows.",
+            metavar="N",
+            min=1,
+        ),
+    ] = 1
+    change_readers: Annotated[
+        bool,
+        Told(
+            "With --to crms: norms give d - 1 channels where only linear layers read them, which "
+            "take gamma, beta and A - 1 a', a the last row of A, without that row."
+        ),
+    ] = False
+    scale_streams: Annotated[
+        str | int,
+        Told(
+            "Divide the residual streams by a power of two, which no norm sees, so that float16 "
+            "holds them: by 2^K, or **auto**: by the least that leaves --scale-margin bits below "
+            "65504 on the inputs of the check and on --data.",
+            metavar="auto|K|off",
+            type=str,
+        ),
+    ] = "off"
+    scale_margin: Annotated[
+        int, Told("With --scale-streams auto: bits to spare.", metavar="BITS", min=0)
+    ] = 3
+    data: Annotated[
+        str | os.PathLike[str] | None,
+        Told(
+            "For --scale-streams, --split-gamma and --drop-means: your inputs, as for measure.",
+            metavar="FILE|DIR",
+            type=Path | None,
+        ),
+    ] = None
+    rotate: Annotated[
+        str,
+        Told(
+            "**hadamard** or **random**: multiply residual streams and heads by an orthogonal "
+            "matrix, which no norm sees, so that outliers are spread before a quantization to "
+            "int8 or int4. `onnxfold rotate` measures whether that helps.",
+            metavar="MATRIX",
+        ),
+    ] = "off"
+    rotation_seed: Annotated[int, Told("With --rotate: which matrix.", metavar="N", min=0)] = 0
+    split_gamma: Annotated[
+        str | float,
+        Told(
+            "Split gamma between a norm and the linear layers after it, before a quantization to "
+            "int8: by the exponent A, from 0 to 1, or the one of least error (**auto**).",
+            metavar="auto|A|off",
+            type=str,
+        ),
+    ] = "off"
 
     def __post_init__(self) -> None:
         check_scale(self.scale_streams)
@@ -187,48 +382,3 @@ class Options:
             )
         if self.defer_means and self.defer is Defer.OFF:
             raise UsageError("--defer-means is about norms that wait: add --defer all")
-
-
-def check_scale(chosen: str | int) -> None:
-    """Raise UsageError for an invalid choice of --scale-streams."""
-    known = str(chosen) in ("auto", "off")
-    number = str(chosen).isdecimal() and 1 <= int(chosen) <= _MOST_BITS
-    if not (known or number):
-        raise UsageError(
-            f"--scale-streams takes auto, off or a number of bits from 1 to {_MOST_BITS}, "
-            f"not '{chosen}'"
-        )
-
-
-def check_split(chosen: str | float) -> None:
-    """Raise UsageError for an invalid choice of --split-gamma."""
-    if str(chosen) in ("auto", "off"):
-        return
-    try:
-        number = float(chosen)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise UsageError(f"--split-gamma takes auto, off or a number from 0 to 1, not '{chosen}'")
-
-
-def check_threads(name: str, count: int) -> None:
-    """Raise UsageError for more threads or processes than this machine can use."""
-    most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * (os.cpu_count() or 1))
-    if count > most:
-        raise UsageError(f"{name} must be {most} or less on this machine, not {count}")
-
-
-def check_number(name: str, number: float | None) -> None:
-    """Raise UsageError if the number of an option is negative or not a number."""
-    if number is not None and not number >= 0:
-        raise UsageError(f"{name} must be 0 or more, not {number}")
-
-
-def bytes_of(gigabytes: float | None) -> int | None:
-    """Return GB in bytes; raises UsageError if it is not a positive number."""
-    if gigabytes is None:
-        return None
-    if not 0 < gigabytes < inf:
-        raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
-    return max(1, int(gigabytes * 1e9))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 # The option values that a sentence names without quotation marks.
 CHOICES = frozenset(
-    "all always auto cpu crms cuda decomposed kernels layer never off onnx op ort rms".split()
+    "all always auto cosine cpu crms cuda decomposed kernels kl layer never off onnx op ort "
+    "relative rms top1".split()
 )
 # The arguments of flags without a value, and those with another name.
 _ARGUMENTS = {
@@ -22,6 +23,7 @@ _ARGUMENTS = {
     "force": "force=True",
     "keep-config": "keep_config=True",
     "no-check": "check=None",
+    "no-fuse-affine": "fuse_affine='never'",
     "no-optimize": "optimize=False",
     "share-weights": "share_weights=True",
     "skip-bad": "skip_bad=True",

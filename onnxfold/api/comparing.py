@@ -10,7 +10,8 @@ from onnxfold.api.known_names import suggesting
 from onnxfold.check import BudgetVerification, ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import GivenInputs, bytes_of
+from onnxfold.option_checks import bytes_of
+from onnxfold.options import GivenInputs
 from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.wording import worded

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from onnxfold.api.known_names import suggesting
 from onnxfold.model_io.sources import open_source
+from onnxfold.option_checks import bytes_of
 from onnxfold.options import (
     DEFAULT_SPLIT_BYTES,
     Defer,
     Folding,
     FuseAffine,
     Target,
-    bytes_of,
     fuse_affine_named,
     member,
     target_named,

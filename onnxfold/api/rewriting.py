@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from onnxfold.pipeline import Result, run
 from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 
+_OPTIONS = tuple(each.name for each in fields(Options))
 _CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
 _SPELLINGS = (WrittenForm.OP, WrittenForm.DECOMPOSED)
 
@@ -95,41 +96,7 @@ def optimize(  # noqa: PLR0913  # each is an option of the command line
     Raises VerificationError if the result does not compute the same function (then nothing is
     written), UsageError for invalid options, ModelError if the model cannot be read or written.
     """
-    chosen = _chosen(
-        target=target,
-        device=device,
-        fold=fold,
-        norm_form=norm_form,
-        allow_split=allow_split,
-        exclude=exclude,
-        check=check,
-        noise_limit=noise_limit,
-        rtol=rtol,
-        atol=atol,
-        inputs=inputs,
-        seed=seed,
-        providers=tuple(providers),
-        memory=memory,
-        save_as_external_data=save_as_external_data,
-        share_weights=share_weights,
-        strip_metadata=strip_metadata,
-        fuse_residual=fuse_residual,
-        fuse_affine=fuse_affine,
-        defer=defer,
-        defer_means=defer_means,
-        range_limit=range_limit,
-        scale_streams=scale_streams,
-        scale_margin=scale_margin,
-        drop_means=drop_means,
-        data=data,
-        max_error=max_error,
-        rotate=rotate,
-        rotation_seed=rotation_seed,
-        split_gamma=split_gamma,
-        dry_run=dry_run,
-        force=force,
-        fail_if_unchanged=fail_if_unchanged,
-    )
+    chosen = _chosen(locals())
     if chosen.drop_means is None:
         return _run(model, output, chosen, progress)
     return _run_inexact(model, output, chosen, progress)
@@ -184,36 +151,11 @@ def convert(  # noqa: PLR0913  # each is an option of the command line
     ``shift`` with another form than LAYER, ``norm_form`` with another than RMS and ``multiple_of``
     or ``change_readers`` with another than CRMS.
     """
+    given = locals()
     wanted = conversion_named(to)
     _check_conversion(wanted, shift, multiple_of, change_readers)
-    chosen = _chosen(
-        convert_to=wanted,
-        shift=shift,
-        multiple_of=multiple_of,
-        change_readers=change_readers,
-        fuse_affine=wanted is Conversion.CRMS,
-        fuse_residual=False,
-        norm_form=norm_form,
-        target=target,
-        device=device,
-        fold=fold,
-        allow_split=allow_split,
-        exclude=exclude,
-        check=check,
-        noise_limit=noise_limit,
-        rtol=rtol,
-        atol=atol,
-        inputs=inputs,
-        seed=seed,
-        providers=tuple(providers),
-        memory=memory,
-        save_as_external_data=save_as_external_data,
-        share_weights=share_weights,
-        strip_metadata=strip_metadata,
-        dry_run=dry_run,
-        force=force,
-        fail_if_unchanged=fail_if_unchanged,
-    )
+    moves = {"fuse_affine": wanted is Conversion.CRMS, "fuse_residual": False}
+    chosen = _chosen(given | moves | {"convert_to": wanted})
     form = chosen.norm_form
     spells = wanted is Conversion.RMS and form is not WrittenForm.LAYER
     if form is not WrittenForm.AUTO and not spells:
@@ -237,23 +179,23 @@ def _check_conversion(
         raise UsageError(f"--change-readers is for --to crms: {wanted} leaves every channel")
 
 
-def _chosen(
-    *, target: Target | str, fuse_affine: FuseAffine | str | bool, **options: Any
-) -> Options:
-    """Return the options with names read; raises UsageError for conflicting ones."""
-    named = {
+def _chosen(arguments: Mapping[str, Any]) -> Options:
+    """Return the options among a function's arguments, with names read.
+
+    Raises UsageError for conflicting ones.
+    """
+    options = {name: arguments[name] for name in _OPTIONS if name in arguments}
+    options |= {
         name: member(kind, options[name], f"{name} '{options[name]}'")
         for name, kind in _CHOICES.items()
         if name in options
     }
-    inputs = options["inputs"]
-    if isinstance(inputs, Mapping):
-        options["inputs"] = dict(inputs)
-    chosen = Options(
-        target=target_named(target),
-        fuse_affine=fuse_affine_named(fuse_affine),
-        **{**options, **named},
-    )
+    options["target"] = target_named(options["target"])
+    options["fuse_affine"] = fuse_affine_named(options["fuse_affine"])
+    options["providers"] = tuple(options["providers"])
+    if isinstance(options["inputs"], Mapping):
+        options["inputs"] = dict(options["inputs"])
+    chosen = Options(**options)
     if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
         raise UsageError("--device cuda is for --target ort; the other files suit every device")
     if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:

@@ -9,11 +9,14 @@ from onnxfold.api.known_names import suggesting
 from onnxfold.options import Device, GivenInputs
 
 if TYPE_CHECKING:
-    from onnxfold.check.error_metrics import Metric
+    from onnxfold.options import Metric
     from onnxfold.tuning.options import TargetPrecision
     from onnxfold.tuning.rotation_search import RotationResult
     from onnxfold.tuning.search import Listener
     from onnxfold.tuning.tune_result import TuneResult
+
+# Arguments of the functions here that are not options.
+_NOT_OPTIONS = frozenset({"model", "output", "progress"})
 
 
 @suggesting
@@ -51,32 +54,11 @@ def tune(  # noqa: PLR0913  # each is an option of the command line
     written, and its ``result`` has every candidate), UsageError for invalid options, ModelError for
     a model that no session accepts.
     """
+    given = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS}
     from onnxfold.tuning import tuner as tuning
     from onnxfold.tuning.options import tune_options
 
-    chosen = tune_options(
-        device=device,
-        threads=threads,
-        precision=precision,
-        inputs=inputs,
-        data=data,
-        samples=samples,
-        seed=seed,
-        budget=budget,
-        step_seconds=step_seconds,
-        memory=memory,
-        metric=metric,
-        max_error=max_error,
-        kernels=kernels,
-        chains=chains,
-        model_type=model_type,
-        num_heads=num_heads,
-        hidden_size=hidden_size,
-        jobs=jobs,
-        keep_candidates=keep_candidates,
-        force=force,
-    )
-    return tuning.tune(model, output, chosen, progress)
+    return tuning.tune(model, output, tune_options(**given), progress)
 
 
 @suggesting
@@ -101,17 +83,9 @@ def rotate(  # noqa: PLR0913  # each is an option of the command line
     stream can be rotated (then nothing is written), UsageError for options that make no sense,
     DataError for data that does not suit the model.
     """
-    from onnxfold.tuning.rotation_search import RotationOptions, search
+    given = {name: value for name, value in locals().items() if name not in _NOT_OPTIONS}
+    from onnxfold.tuning.options import RotationOptions
+    from onnxfold.tuning.rotation_search import search
 
-    chosen = RotationOptions(
-        to=to,
-        matrix=matrix,
-        seeds=seeds,
-        data=None if data is None else Path(data),
-        inputs=inputs,
-        samples=samples,
-        seed=seed,
-        allow_split=allow_split,
-        force=force,
-    )
+    chosen = RotationOptions(**given | {"data": None if data is None else Path(data)})
     return search(model, output, chosen)

@@ -14,12 +14,11 @@ import onnx_ir as ir
 
 from onnxfold.check.criterion import kind_of_number
 from onnxfold.check.error_metrics import OF_LOGITS, applies, differing, errors
-from onnxfold.check.error_metrics import Metric as Metric  # noqa: PLC0414  # a budget's too
 from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
 from onnxfold.errors import UsageError
 from onnxfold.graph.traversal import all_graphs, all_nodes
-from onnxfold.options import member
+from onnxfold.options import Metric, member
 
 # By precision, argued in docs/verify.md.  With independent errors 1 - cos = relative^2 / 2.
 _DEFAULTS = {

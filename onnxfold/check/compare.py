@@ -13,7 +13,8 @@ from onnxfold.check.traps import traps
 from onnxfold.check.truth import Progress, Truth, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import InputSpec
-from onnxfold.options import DEFAULT_NOISE_LIMIT, check_number
+from onnxfold.option_checks import check_number
+from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 
 def verify(  # noqa: PLR0913  # each is an option of the command line

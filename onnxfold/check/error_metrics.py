@@ -13,22 +13,12 @@ relative to the usual size of the output over all samples.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 import numpy as np
 
 from onnxfold.check.criterion import rms
 from onnxfold.check.reference import Array
-
-
-class Metric(StrEnum):
-    """The metrics of an error."""
-
-    RELATIVE = "relative"
-    COSINE = "cosine"
-    TOP1 = "top1"
-    KL = "kl"
-
+from onnxfold.options import Metric
 
 # The least value of a mask, and its least ratio to the other values.
 _MASK, _OUTLYING = 1e4, 1000.0

@@ -1,20 +1,15 @@
 """onnxfold bench."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import (
-    InputsOption,
-    JsonOption,
-    ProvidersOption,
-    SeedOption,
-    ThreadsOption,
-)
+from onnxfold.cli.options import JsonOption, ThreadsOption, with_options
 
 
+@with_options("inputs", "seed", "providers")
 def bench(
     context: typer.Context,
     models: Annotated[
@@ -23,11 +18,10 @@ def bench(
             metavar="MODEL", help="The models; the first is what others are compared with."
         ),
     ],
+    *,
     rounds: Annotated[int, typer.Option(metavar="N", help="Rounds; each runs every model.")] = 30,
     threads: ThreadsOption = 1,
-    inputs: InputsOption = None,
-    seed: SeedOption = 0,
-    providers: ProvidersOption = None,
+    chosen: dict[str, Any],
     as_json: JsonOption = False,
 ) -> None:
     """Time models against each other in ONNX Runtime, with and without onnxfold's kernels.
@@ -44,9 +38,7 @@ def bench(
             models,
             rounds=rounds,
             threads=threads,
-            inputs=tuple(inputs or ()),
-            seed=seed,
-            providers=tuple(providers or ()),
+            **chosen,
             progress=progress,
         )
     if as_json:

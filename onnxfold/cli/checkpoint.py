@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import ExcludeOption, JsonOption, OverwriteOption, written_file
+from onnxfold.cli.options import JsonOption, OverwriteOption, with_options, written_file
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxfold.checkpoint import CheckpointResult
 
 
+@with_options("exclude")
 def checkpoint(
     context: typer.Context,
     folder: Annotated[
@@ -32,7 +33,8 @@ def checkpoint(
             "**rms**: everything that writes into the stream of LayerNorms is centered.",
         ),
     ] = "weightless",
-    exclude: ExcludeOption = None,
+    *,
+    chosen: dict[str, Any],
     report: Annotated[
         Path | None,
         typer.Option(parser=written_file, metavar="FILE.json", help="Write what was done."),
@@ -71,6 +73,7 @@ def checkpoint(
     """
     from onnxfold.checkpoint import fold_checkpoint
 
+    exclude = chosen["exclude"]
     verbosity: Verbosity = context.obj
     if output is None and not dry_run:
         raise UsageError(f"specify where to write the checkpoint of '{folder}' with -o OUT")

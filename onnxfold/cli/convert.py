@@ -1,16 +1,18 @@
 """onnxfold convert."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.options import Conversion, Target, WrittenForm, conversion_named
+from onnxfold.options import Conversion, WrittenForm, conversion_named
 
 
-@options.with_fold_options
+@options.with_options(
+    *("shift", "multiple_of", "change_readers", "target"), *options.CHECKED, "dry_run", "force"
+)
 def convert(
     context: typer.Context,
     model: options.Model,
@@ -27,44 +29,15 @@ def convert(
         ),
     ],
     output: options.OutputOption = None,
-    shift: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SEED",
-            min=0,
-            help="With --to layer: add random numbers to the weights before LayerNorms, which see "
-            "none of them, so that the stream has a mean again.",
-        ),
-    ] = None,
-    multiple_of: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="With --to crms: leave a stream of d channels alone where N does not divide "
-            "d - 1, for hardware that is slow at such rows.",
-        ),
-    ] = 1,
-    change_readers: Annotated[
-        bool,
-        typer.Option(
-            "--change-readers",
-            help="With --to crms: norms give d - 1 channels where only linear layers read them, "
-            "which take gamma, beta and A - 1 a', a the last row of A, without that row.",
-        ),
-    ] = False,
     norm_form: Annotated[
         WrittenForm,
         typer.Option(
             metavar="FORM", help="With --to rms: as of `onnxfold optimize`, but for **layer**."
         ),
     ] = WrittenForm.AUTO,
-    target: options.TargetOption = Target.ONNX,
-    fold: options.CheckedOptions,
+    chosen: dict[str, Any],
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
-    dry_run: options.DryRunOption = False,
-    force: options.ForceOption = False,
 ) -> None:
     """Change only the form of the norms: LayerNorm, RMSNorm or CRMSNorm, in either direction.
 
@@ -103,22 +76,16 @@ def convert(
     from onnxfold import api
 
     verbosity: Verbosity = context.obj
-    output = destination(out, output, dry_run=dry_run)
-    terminal.check_reports(report, model, output, force=force)
+    output = destination(out, output, dry_run=chosen["dry_run"])
+    terminal.check_reports(report, model, output, force=chosen["force"])
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
         result = api.convert(
             model,
             output,
             to=to,
-            shift=shift,
-            multiple_of=multiple_of,
-            change_readers=change_readers,
             norm_form=norm_form,
             progress=progress,
-            target=target,
-            dry_run=dry_run,
-            force=force,
-            **fold.keywords(),
+            **chosen,
         )
     terminal.tell_result(result.report, report, verbosity, as_json=as_json, source=model)

@@ -1,26 +1,22 @@
 """onnxfold inspect."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.options import Defer, Folding, Target
 
 
+@options.with_options(
+    *("target", "allow_split", "exclude", "fold", "fuse_affine", "defer", "defer_means")
+)
 def inspect(
     context: typer.Context,
     model: options.Model,
+    *,
     as_json: options.JsonOption = False,
-    target: options.TargetOption = Target.ONNX,
-    allow_split: options.SplitOption = 1 << 20,
-    exclude: options.ExcludeOption = None,
-    fold: options.FoldOption = Folding.AUTO,
-    fuse_affine: options.FuseAffineOption = None,
-    no_fuse_affine: options.NoFuseAffineOption = False,
-    defer: options.DeferOption = Defer.OFF,
-    defer_means: options.DeferMeansOption = False,
+    chosen: dict[str, Any],
     nodes: Annotated[
         bool,
         typer.Option("--nodes", help="List every node with its inputs, outputs, types and shapes."),
@@ -41,18 +37,7 @@ def inspect(
     from onnxfold.report import cautions, printed
 
     with terminal.progress(context.obj, model):
-        document = api.inspect(
-            model,
-            target=target,
-            allow_split=allow_split,
-            exclude=exclude,
-            fuse_affine=options.chosen_fuse_affine(fuse_affine, no_fuse_affine),
-            defer=defer,
-            defer_means=defer_means,
-            fold=fold,
-            nodes=nodes,
-            paper=paper,
-        )
+        document = api.inspect(model, nodes=nodes, paper=paper, **chosen)
     if as_json:
         terminal.print_json(document.to_dict())
     else:

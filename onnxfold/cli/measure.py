@@ -13,10 +13,9 @@ import typer
 from onnxfold.cli import terminal
 from onnxfold.cli.options import (
     JsonOption,
-    MemoryOption,
     OverwriteOption,
-    ProvidersOption,
     ReportOption,
+    with_options,
     written_file,
 )
 from onnxfold.cli.terminal import Verbosity
@@ -25,6 +24,7 @@ from onnxfold.fleet import models_of
 _INTERRUPTED = 130
 
 
+@with_options("providers", "memory")
 def measure(
     context: typer.Context,
     sources: Annotated[
@@ -33,6 +33,8 @@ def measure(
             metavar="IN", help="The ONNX models, .onnx, or folders of them, one by one."
         ),
     ],
+    *,
+    chosen: dict[str, Any],
     data: Annotated[
         Path | None,
         typer.Option(
@@ -85,8 +87,6 @@ def measure(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random vectors and of made-up inputs.")] = 0,
-    providers: ProvidersOption = None,
-    memory: MemoryOption = None,
     as_json: JsonOption = False,
     force: OverwriteOption = False,
 ) -> None:
@@ -129,8 +129,7 @@ def measure(
                 data,
                 workers=workers,
                 threads=threads,
-                providers=tuple(providers or ()),
-                memory=memory,
+                **chosen,
                 skip_bad=skip_bad,
                 resume=kept,
                 ray=ray,

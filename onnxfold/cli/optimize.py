@@ -11,10 +11,15 @@ from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize_many import optimize_many
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
-from onnxfold.options import DEFAULT_INEXACT_ERROR, Device, Target
 
 
-@options.with_fold_options
+@options.with_options(
+    "target",
+    "device",
+    *options.FOLDED,
+    *("scale_streams", "scale_margin", "rotate", "rotation_seed", "split_gamma", "drop_means"),
+    *("data", "max_error", "dry_run", "share_weights", "force"),
+)
 def optimize(
     context: typer.Context,
     paths: Annotated[
@@ -45,14 +50,7 @@ def optimize(
             "files under their paths; **local** starts one.",
         ),
     ] = None,
-    target: options.TargetOption = Target.ONNX,
-    device: options.DeviceOption = Device.CPU,
-    fold: options.FoldOptions,
-    scale_streams: options.ScaleStreamsOption = "off",
-    scale_margin: options.ScaleMarginOption = 3,
-    rotate: options.RotateOption = "off",
-    rotation_seed: options.RotationSeedOption = 0,
-    split_gamma: options.SplitGammaOption = "off",
+    chosen: dict[str, Any],
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
     measured: Annotated[
@@ -62,31 +60,6 @@ def optimize(
             help="What onnxfold measure wrote of IN: the report shows it with each norm.",
         ),
     ] = None,
-    drop_means: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MAX",
-            help="Inexact: with --data, LayerNorms that do not fold become RMSNorms where the mean "
-            "of every vector is at most this share of its length, 0 to 1.",
-        ),
-    ] = None,
-    data: options.RangesDataOption = None,
-    max_error: Annotated[
-        float,
-        typer.Option(
-            metavar="E", help="For --drop-means: the largest relative error of an output on DATA."
-        ),
-    ] = DEFAULT_INEXACT_ERROR,
-    dry_run: options.DryRunOption = False,
-    share_weights: Annotated[
-        bool,
-        typer.Option(
-            "--share-weights",
-            help="Write changed weights only; for the others OUT, which must lie in the folder of "
-            "IN, refers to IN's data files.",
-        ),
-    ] = False,
-    force: options.ForceOption = False,
 ) -> None:
     """Fold every LayerNorm that can exactly become an RMSNorm; prove, check and write the result.
 
@@ -110,6 +83,7 @@ def optimize(
     from onnxfold.report.provenance import provenance
 
     verbosity: Verbosity = context.obj
+    dry_run, force = chosen["dry_run"], chosen["force"]
     if _are_many(paths, output, output_dir, dry_run=dry_run):
         if measured is not None:
             raise UsageError("--measured is about one model")
@@ -130,20 +104,7 @@ def optimize(
             model,
             output,
             progress=progress,
-            target=target,
-            device=device,
-            drop_means=drop_means,
-            data=data,
-            max_error=max_error,
-            dry_run=dry_run,
-            share_weights=share_weights,
-            scale_streams=scale_streams,
-            scale_margin=scale_margin,
-            rotate=rotate,
-            rotation_seed=rotation_seed,
-            split_gamma=split_gamma,
-            force=force,
-            **fold.keywords(),
+            **chosen,
         )
     terminal.tell_result(result.report | told, report, verbosity, as_json=as_json, source=model)
 

@@ -14,7 +14,7 @@ from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_ma
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 from onnxfold.fleet import errands
-from onnxfold.options import check_threads
+from onnxfold.option_checks import check_threads
 
 # Options of this command that are not passed to the command for each model.
 _OURS = frozenset(

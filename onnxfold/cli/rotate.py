@@ -1,7 +1,6 @@
 """onnxfold rotate."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,8 +8,10 @@ from onnxfold.cli import options, terminal
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
+from onnxfold.tuning.options import RotationOptions
 
 
+@options.with_options(of=RotationOptions)
 def rotate(
     context: typer.Context,
     model: options.Model,
@@ -25,24 +26,9 @@ def rotate(
             "quantize_dynamic, **int4** by MatMulNBits in blocks of 32.",
         ),
     ],
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE|DIR", help="Inputs of yours to measure on; otherwise drawn."),
-    ] = None,
-    inputs: options.InputsOption = None,
-    samples: Annotated[int, typer.Option(metavar="N", help="Drawn sets of inputs.")] = 4,
-    seed: options.SeedOption = 0,
-    seeds: Annotated[int, typer.Option(metavar="N", help="How many rotations are tried.")] = 4,
-    matrix: Annotated[
-        str, typer.Option(metavar="hadamard|random", help="Which orthogonal matrices.")
-    ] = "hadamard",
-    allow_split: Annotated[
-        int,
-        typer.Option(metavar="BYTES", help="Store a weight twice when it is at most this large."),
-    ] = 1 << 30,
+    chosen: dict[str, Any],
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
-    force: options.ForceOption = False,
 ) -> None:
     """Turn the basis of residual streams and heads, so that int8 or int4 loses less.
 
@@ -63,21 +49,9 @@ def rotate(
     target = destination(out, output, dry_run=False)
     if target is None:
         raise UsageError("specify the output path with -o OUT")
-    terminal.check_reports(report, model, target, force=force, kinds=(".json",))
+    terminal.check_reports(report, model, target, force=chosen["force"], kinds=(".json",))
     with terminal.progress(verbosity, model, target.parent, lines=not as_json):
-        result = api.rotate(
-            model,
-            target,
-            to=to,
-            data=data,
-            inputs=tuple(inputs or ()),
-            samples=samples,
-            seed=seed,
-            seeds=seeds,
-            matrix=matrix,
-            allow_split=allow_split,
-            force=force,
-        )
+        result = api.rotate(model, target, to=to, **chosen)
     from onnxfold.model_io import shown_path
     from onnxfold.report.basis_lines import measured
     from onnxfold.report.document import write_report

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from onnxfold.cli.options import ProvidersOption
+from onnxfold.cli.options import with_options
 from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError, printable
@@ -95,9 +95,12 @@ _TlsCert = Annotated[
 _TlsKey = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The key of --tls-cert.")]
 
 
+@with_options("providers")
 def serve(
     context: typer.Context,
     models: _Models,
+    *,
+    chosen: dict[str, Any],
     host: _Host = "127.0.0.1",
     http_port: _Port = 8080,
     grpc_port: _Port = 8081,
@@ -107,7 +110,6 @@ def serve(
     threads: _Threads = 1,
     workers: _Workers = 1,
     no_optimize: _NoOptimize = False,
-    providers: ProvidersOption = None,
     grace: _Grace = 30.0,
     max_request_bytes: _MaxRequest = 1 << 28,
     max_buffered: _MaxBuffered = None,
@@ -151,7 +153,7 @@ def serve(
         threads=threads,
         workers=workers,
         optimize=not no_optimize,
-        providers=tuple(providers or ()),
+        providers=chosen["providers"],
         grace_s=grace,
         max_request_bytes=max_request_bytes,
         max_buffered=max_buffered,

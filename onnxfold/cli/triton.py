@@ -1,17 +1,17 @@
 """onnxfold triton."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfold.cli import terminal
-from onnxfold.cli.options import FoldOptions, Model, ReportOption, with_fold_options
+from onnxfold.cli.options import FOLDED, Model, ReportOption, with_options
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.serving.triton.device import TritonDevice
 
 
-@with_fold_options
+@with_options(*FOLDED)
 def triton(
     context: typer.Context,
     model: Model,
@@ -47,7 +47,7 @@ def triton(
     keep_config: Annotated[
         bool, typer.Option("--keep-config", help="Leave the config.pbtxt that is there.")
     ] = False,
-    fold: FoldOptions,
+    chosen: dict[str, Any],
     report: ReportOption = None,
     force: Annotated[
         bool,
@@ -83,7 +83,7 @@ def triton(
         force,
     )
     with terminal.progress(verbosity, model, repository) as progress:
-        published = publish(model, deployment, progress=progress, **fold.keywords())
+        published = publish(model, deployment, progress=progress, **chosen)
     terminal.tell_result(published.report, report, verbosity, as_json=False, source=model)
     printed.print_triton(terminal.console(verbosity), published.report)
     if verbosity is Verbosity.QUIET:

@@ -17,77 +17,21 @@ from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import CommandInterruptedError, UsageError
 from onnxfold.fleet import errands
-from onnxfold.options import Device
+from onnxfold.tuning.options import TuneOptions, tune_options
 
 if TYPE_CHECKING:
     from onnxfold.tuning.search import Listener, SearchProgress
     from onnxfold.tuning.tune_result import TuneResult
 
 
+@options.with_options(of=TuneOptions)
 def tune(
     context: typer.Context,
     model: options.Model,
     out: options.OutArgument = None,
     *,
     output: options.OutputOption = None,
-    device: Annotated[Device, typer.Option(help="Where the model will run.")] = Device.CPU,
-    threads: options.ThreadsOption = 1,
-    precision: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="fp32|fp16|bf16|int8|int4",
-            help="What the model may become; repeat for several. **fp32**, the default, keeps the "
-            "precision of IN; the others have an error budget.",
-        ),
-    ] = None,
-    data: options.DataOption = None,
-    inputs: options.InputsOption = None,
-    samples: Annotated[int, typer.Option(metavar="N", help="Drawn sets of inputs.")] = 2,
-    seed: options.SeedOption = 0,
-    budget: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long the search may take.")
-    ] = 600.0,
-    step_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long one step of one chain may take.")
-    ] = 300.0,
-    memory: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GB", help="What one step may allocate; otherwise most of what is free."
-        ),
-    ] = None,
-    metric: Annotated[str | None, options.METRIC] = None,
-    max_error: Annotated[float | None, options.MAX_ERROR] = None,
-    kernels: Annotated[
-        bool,
-        typer.Option(
-            "--kernels/--no-kernels",
-            help="Whether the result may need the onnxfold library to be fast.",
-        ),
-    ] = True,
-    chain: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHAIN",
-            help='Try this chain of steps alone, as "fusions > optimizer > int8"; repeat for '
-            "several. One alone is written if it is right, whatever its time.",
-        ),
-    ] = None,
-    model_type: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model type for ONNX Runtime's optimizer."),
-    ] = None,
-    num_heads: Annotated[
-        int | None, typer.Option(metavar="N", help="Attention heads, for the same.")
-    ] = None,
-    hidden_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Hidden size, for the same.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Files that are built at once.")] = 1,
-    keep_candidates: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the file of every candidate in a new folder."),
-    ] = None,
+    chosen: dict[str, Any],
     ray: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +41,6 @@ def tune(
     ] = None,
     report: options.ReportOption = None,
     as_json: options.JsonOption = False,
-    force: options.ForceOption = False,
 ) -> None:
     """Try chains of tools, check each result, and write the fastest correct one.
 
@@ -120,35 +63,13 @@ def tune(
     target = destination(out, output, dry_run=False)
     if target is None:
         raise UsageError("specify the output path with -o OUT")
-    given: dict[str, Any] = {
-        "device": device,
-        "threads": threads,
-        "precision": tuple(precision or ("fp32",)),
-        "data": data,
-        "inputs": tuple(inputs or ()),
-        "samples": samples,
-        "seed": seed,
-        "budget": budget,
-        "step_seconds": step_seconds,
-        "memory": memory,
-        "metric": metric,
-        "max_error": max_error,
-        "kernels": kernels,
-        "chains": tuple(chain or ()),
-        "model_type": model_type,
-        "num_heads": num_heads,
-        "hidden_size": hidden_size,
-        "jobs": jobs,
-        "keep_candidates": keep_candidates,
-        "force": force,
-    }
-    terminal.check_reports(report, model, target, force=force)
+    terminal.check_reports(report, model, target, force=chosen["force"])
     if model.is_dir():
-        _folder(model, target, given, ray, verbosity, report, as_json=as_json)
+        _folder(model, target, chosen, ray, verbosity, report, as_json=as_json)
     elif ray is not None:
         raise UsageError("--ray is for a folder of models: the candidates of one are timed here")
     else:
-        _one(model, target, given, verbosity, report, as_json=as_json)
+        _one(model, target, chosen, verbosity, report, as_json=as_json)
 
 
 def _one(
@@ -193,7 +114,6 @@ def _folder(
     as_json: bool,
 ) -> None:
     """Tune the models of a folder; the exit code is the worst model's."""
-    from onnxfold.tuning.options import tune_options
     from onnxfold.tuning.tuner import tuned
 
     check_many_reports(report)

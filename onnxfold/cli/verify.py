@@ -1,21 +1,24 @@
 """onnxfold verify."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.errors import VerificationError
+from onnxfold.tuning.options import TuneOptions
 
 
+@options.with_options("rtol", "atol", "inputs", "seed", "providers", "memory")
 def verify(
     context: typer.Context,
     first: Annotated[Path, typer.Argument(metavar="A", help="The original model.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="The model to check against it.")],
-    metric: Annotated[list[str] | None, options.METRIC] = None,
-    max_error: Annotated[list[float] | None, options.MAX_ERROR] = None,
-    data: options.DataOption = None,
+    *,
+    metric: Annotated[list[str] | None, options.like(TuneOptions, "metric")] = None,
+    max_error: Annotated[list[float] | None, options.like(TuneOptions, "max_error")] = None,
+    data: Annotated[Path | None, options.like(TuneOptions, "data")] = None,
     rows: Annotated[
         int | None, typer.Option(metavar="N", help="At most N rows of data: 32 when left out.")
     ] = None,
@@ -28,12 +31,7 @@ def verify(
             metavar="N", help="Sets of drawn inputs: 2, or none with --metric and --data."
         ),
     ] = None,
-    rtol: options.RtolOption = None,
-    atol: options.AtolOption = None,
-    inputs: options.InputsOption = None,
-    seed: options.SeedOption = 0,
-    providers: options.ProvidersOption = None,
-    memory: options.MemoryOption = None,
+    chosen: dict[str, Any],
     as_json: options.JsonOption = False,
 ) -> None:
     """Check that B computes what A computes, relative to the rounding error of A itself.
@@ -57,12 +55,7 @@ def verify(
             rows=rows,
             blame=blame,
             samples=samples,
-            rtol=rtol,
-            atol=atol,
-            inputs=tuple(inputs or ()),
-            seed=seed,
-            providers=tuple(providers or ()),
-            memory=memory,
+            **chosen,
             progress=progress,
         )
     if as_json:

@@ -23,7 +23,7 @@ from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_pr
 from onnxfold.inputs.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.options import check_number, check_threads
+from onnxfold.option_checks import check_number, check_threads
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.report.provenance import digest

@@ -19,14 +19,15 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.check import BudgetVerification, ModelSource
-from onnxfold.check.budget import Budget, Metric
+from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify_within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.measurement import Measuring, measured
 from onnxfold.inputs.data.samples import DEFAULT_ROWS, read_samples
 from onnxfold.model_io.sources import Source, open_source
 from onnxfold.norms import NormKind
-from onnxfold.options import METADATA_KEY, Options, bytes_of
+from onnxfold.option_checks import bytes_of
+from onnxfold.options import METADATA_KEY, Metric, Options
 from onnxfold.passes.base import Settings
 from onnxfold.passes.dropping import refuse_dropping
 from onnxfold.pipeline import Result, folding

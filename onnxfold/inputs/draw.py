@@ -27,7 +27,7 @@ from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
-from onnxfold.options import check_number
+from onnxfold.option_checks import check_number
 from onnxfold.shapes import infer
 from onnxfold.shapes.row_wise import width_of_rows
 

@@ -16,7 +16,8 @@ from onnxfold.check import ModelSource, Verification
 from onnxfold.check.memory import session_bytes
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io.sources import Source
-from onnxfold.options import Device, Options, Target, bytes_of
+from onnxfold.option_checks import bytes_of
+from onnxfold.options import Device, Options, Target
 from onnxfold.passes.findings import Findings
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.finalize import note

@@ -18,7 +18,8 @@ from onnxfold.errors import ModelError, OnnxfoldError, UsageError, one_line
 from onnxfold.graph.array_types import Float64
 from onnxfold.inputs import FEWER_INDICES, InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.options import GivenInputs, check_threads
+from onnxfold.option_checks import check_threads
+from onnxfold.options import GivenInputs
 from onnxfold.runtime import library as runtime
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 

@@ -118,7 +118,7 @@ def chains(options: TuneOptions) -> tuple[Chain, ...]:
     """
     if options.chains:
         return tuple(map(parse, options.chains))
-    lists = [list(_of_precision(each, options)) for each in options.precisions]
+    lists = [list(_of_precision(each, options)) for each in options.precision]
     longest = max(map(len, lists))
     turns = (each[n] for n in range(longest) for each in lists if n < len(each))
     return tuple(dict.fromkeys(chain for chain in turns if _is_possible(chain, options)))

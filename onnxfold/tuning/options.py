@@ -1,26 +1,26 @@
-"""The options of `tune`."""
+"""The options of `tune` and `rotate`, each declared once with its help."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from onnxfold.check.error_metrics import Metric
 from onnxfold.errors import UsageError
+from onnxfold.option_checks import bytes_of, check_number, check_threads
 from onnxfold.options import (
+    ROTATIONS,
     Device,
-    GivenInputs,
-    bytes_of,
-    check_number,
-    check_threads,
+    ForceOption,
+    InputsOption,
+    Metric,
+    SeedOption,
+    Told,
     member,
 )
-
-DEFAULT_BUDGET_S = 600.0
 
 
 class TargetPrecision(StrEnum):
@@ -41,26 +41,75 @@ class TuneOptions:
     for invalid numbers.
     """
 
-    device: Device = Device.CPU
-    threads: int = 1
-    precisions: tuple[TargetPrecision, ...] = (TargetPrecision.FP32,)
-    inputs: GivenInputs = ()
-    data: Path | None = None
-    samples: int = 2
-    seed: int = 0
-    budget: float = DEFAULT_BUDGET_S
-    step_seconds: float = 300.0
-    memory: float | None = None
-    metric: Metric | None = None
-    max_error: float | None = None
-    kernels: bool = True
-    chains: tuple[str, ...] = ()
-    model_type: str | None = None
-    num_heads: int | None = None
-    hidden_size: int | None = None
-    jobs: int = 1
-    keep_candidates: Path | None = None
-    force: bool = False
+    device: Annotated[Device, Told("Where the model will run.")] = Device.CPU
+    threads: Annotated[int, Told("Threads within an operator.", metavar="N")] = 1
+    precision: Annotated[
+        tuple[TargetPrecision, ...],
+        Told(
+            "What the model may become; repeat for several. **fp32**, the default, keeps the "
+            "precision of IN; the others have an error budget.",
+            metavar="fp32|fp16|bf16|int8|int4",
+        ),
+    ] = (TargetPrecision.FP32,)
+    data: Annotated[
+        Path | None,
+        Told(
+            "A file or folder of inputs to compare on as well, as **measure** reads it.",
+            metavar="DATA",
+        ),
+    ] = None
+    inputs: InputsOption = ()
+    samples: Annotated[int, Told("Drawn sets of inputs.", metavar="N")] = 2
+    seed: SeedOption = 0
+    budget: Annotated[float, Told("How long the search may take.", metavar="SECONDS")] = 600.0
+    step_seconds: Annotated[
+        float, Told("How long one step of one chain may take.", metavar="SECONDS")
+    ] = 300.0
+    memory: Annotated[
+        float | None,
+        Told("What one step may allocate; otherwise most of what is free.", metavar="GB"),
+    ] = None
+    metric: Annotated[
+        Metric | None,
+        Told(
+            "What a model of **reduced precision** is judged by; top1 and kl are for logits.",
+            metavar="relative|cosine|top1|kl",
+            type=str | None,
+        ),
+    ] = None
+    max_error: Annotated[
+        float | None,
+        Told(
+            "The largest error by --metric that is right; otherwise what suits the precision.",
+            metavar="X",
+        ),
+    ] = None
+    kernels: Annotated[
+        bool,
+        Told(
+            "Whether the result may need the onnxfold library to be fast.",
+            flag="--kernels/--no-kernels",
+        ),
+    ] = True
+    chains: Annotated[
+        tuple[str, ...],
+        Told(
+            'Try this chain of steps alone, as "fusions > optimizer > int8"; repeat for several. '
+            "One alone is written if it is right, whatever its time.",
+            metavar="CHAIN",
+            flag="--chain",
+        ),
+    ] = ()
+    model_type: Annotated[
+        str | None, Told("Model type for ONNX Runtime's optimizer.", metavar="NAME")
+    ] = None
+    num_heads: Annotated[int | None, Told("Attention heads, for the same.", metavar="N")] = None
+    hidden_size: Annotated[int | None, Told("Hidden size, for the same.", metavar="N")] = None
+    jobs: Annotated[int, Told("Files that are built at once.", metavar="N")] = 1
+    keep_candidates: Annotated[
+        Path | None, Told("Keep the file of every candidate in a new folder.", metavar="DIR")
+    ] = None
+    force: ForceOption = False
     timed: bool = True
 
     def __post_init__(self) -> None:
@@ -77,9 +126,9 @@ class TuneOptions:
         for name in ("max_error", "num_heads", "hidden_size", "seed"):
             check_number(f"--{name.replace('_', '-')}", getattr(self, name))
         bytes_of(self.memory)
-        if not self.precisions:
+        if not self.precision:
             raise UsageError("--precision names no precision")
-        if TargetPrecision.BF16 in self.precisions and self.device is not Device.CUDA:
+        if TargetPrecision.BF16 in self.precision and self.device is not Device.CUDA:
             raise UsageError("--precision bf16 is for GPUs: name --device cuda with it")
 
     @property
@@ -92,6 +141,45 @@ class TuneOptions:
     def memory_bytes(self) -> int | None:
         """The memory limit of a child process, or None."""
         return bytes_of(self.memory)
+
+
+QUANTIZERS: Mapping[str, str] = {
+    "int8": "int8",
+    "int8-channel": "int8-channel",
+    "int4": "int4-blocks32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RotationOptions:
+    """The options of `onnxfold rotate`. Raises UsageError for invalid ones.
+
+    to: the quantizer that the file is written for.
+    """
+
+    to: str = "int8"
+    matrix: Annotated[str, Told("Which orthogonal matrices.", metavar="hadamard|random")] = (
+        "hadamard"
+    )
+    seeds: Annotated[int, Told("How many rotations are tried.", metavar="N")] = 4
+    data: Annotated[
+        Path | None, Told("Inputs of yours to measure on; otherwise drawn.", metavar="FILE|DIR")
+    ] = None
+    inputs: InputsOption = ()
+    samples: Annotated[int, Told("Drawn sets of inputs.", metavar="N")] = 4
+    seed: SeedOption = 0
+    allow_split: Annotated[
+        int, Told("Store a weight twice when it is at most this large.", metavar="BYTES")
+    ] = 1 << 30
+    force: ForceOption = False
+
+    def __post_init__(self) -> None:
+        if self.to not in QUANTIZERS:
+            raise UsageError(f"--to takes {', '.join(QUANTIZERS)}, not '{self.to}'")
+        if self.matrix not in ROTATIONS or self.matrix == "off":
+            raise UsageError(f"--matrix takes hadamard or random, not '{self.matrix}'")
+        if self.seeds < 1 or self.samples < 1:
+            raise UsageError("--seeds and --samples must be at least 1")
 
 
 def precision_named(name: str) -> TargetPrecision:
@@ -113,7 +201,7 @@ def tune_options(
     names = (precision,) if isinstance(precision, str) else tuple(precision)
     return TuneOptions(
         device=member(Device, device, f"device '{device}'"),
-        precisions=tuple(dict.fromkeys(map(precision_named, names))),
+        precision=tuple(dict.fromkeys(map(precision_named, names))),
         data=None if data is None else Path(data),
         metric=None if metric is None else member(Metric, metric, f"metric '{metric}'"),
         chains=tuple(chains),

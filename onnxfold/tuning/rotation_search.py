@@ -19,58 +19,27 @@ from typing import Any
 import numpy as np
 
 from onnxfold import model_io
-from onnxfold.check.budget import Metric
 from onnxfold.check.error_metrics import errors
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import CannotRun, OnnxRuntime
 from onnxfold.check.truth import Truth, truth_of
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import ModelError
 from onnxfold.inputs import InputSpec
 from onnxfold.inputs.data import read_samples
 from onnxfold.model_io.sources import open_source
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.options import ROTATIONS, Device, GivenInputs, Options
+from onnxfold.options import Device, Metric, Options
 from onnxfold.pipeline import run
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.tuning.facts import guess
+from onnxfold.tuning.options import QUANTIZERS, RotationOptions
 from onnxfold.tuning.processes import JobFailed, Processes
 from onnxfold.tuning.workshop import Workshop
 
-QUANTISERS: Mapping[str, str] = {
-    "int8": "int8",
-    "int8-channel": "int8-channel",
-    "int4": "int4-blocks32",
-}
 _STEP_SECONDS = 600.0
 # A rotation is taken where it errs at most so many times as much: the least of some seeds is a
 # little less by luck, which other inputs do not bring.
 WORTH = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class RotationOptions:
-    """What a user can ask of `onnxfold rotate`; see the command's help.
-
-    Raises UsageError for what makes no sense.
-    """
-
-    to: str = "int8"
-    matrix: str = "hadamard"
-    seeds: int = 4
-    data: Path | None = None
-    inputs: GivenInputs = ()
-    samples: int = 4
-    seed: int = 0
-    allow_split: int = 1 << 30
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if self.to not in QUANTISERS:
-            raise UsageError(f"--to takes {', '.join(QUANTISERS)}, not '{self.to}'")
-        if self.matrix not in ROTATIONS or self.matrix == "off":
-            raise UsageError(f"--matrix takes hadamard or random, not '{self.matrix}'")
-        if self.seeds < 1 or self.samples < 1:
-            raise UsageError("--seeds and --samples must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +127,7 @@ def _measured(
     facts = guess(model_io.load(path))
     workshop = Workshop(folder, path, Processes(folder), facts, Device.CPU, _STEP_SECONDS)
     try:
-        made = workshop.build((QUANTISERS[options.to],), time.monotonic() + _STEP_SECONDS)
+        made = workshop.build((QUANTIZERS[options.to],), time.monotonic() + _STEP_SECONDS)
         quantised = ModelSource(model_io.load(made.path), made.path)
         outputs = OnnxRuntime.of(None).run(quantised, truth.feeds, optimize=True)
     except (JobFailed, CannotRun) as error:
@@ -194,7 +163,7 @@ def _document(
     return {
         "schema": 1,
         "to": options.to,
-        "quantiser": QUANTISERS[options.to],
+        "quantiser": QUANTIZERS[options.to],
         "matrix": options.matrix,
         "data": said,
         "candidates": [{"seed": row.seed, "name": row.name, "error": row.error} for row in rows],

@@ -235,4 +235,4 @@ class Search:
     @property
     def _keeps_precision(self) -> bool:
         """Whether the input itself is a valid result."""
-        return TargetPrecision.FP32 in self.options.precisions and not self.options.chains
+        return TargetPrecision.FP32 in self.options.precision and not self.options.chains

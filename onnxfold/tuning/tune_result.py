@@ -40,7 +40,7 @@ def document(result: TuneResult, options: TuneOptions, source: Path) -> dict[str
         "device": options.device.value,
         "threads": options.threads,
         "timed": options.timed,
-        "precisions": [each.value for each in options.precisions],
+        "precisions": [each.value for each in options.precision],
         "facts": {
             "model_type": result.facts.model_type,
             "num_heads": result.facts.num_heads,

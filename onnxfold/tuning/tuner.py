@@ -149,6 +149,6 @@ def _stored(samples: Sequence[Feeds], folder: Path, name: str) -> tuple[Path, ..
 def _why_none(candidates: Sequence[Candidate], options: TuneOptions) -> str:
     """Explain why nothing was written, with the nearest miss."""
     wrong = [c for c in candidates if c.status in (Status.WRONG, Status.FAILED)]
-    wanted = ", ".join(options.chains or options.precisions)
+    wanted = ", ".join(options.chains or options.precision)
     nearest = f"; {wrong[0].name}: {wrong[0].reason}" if wrong else ""
     return f"nothing of {wanted} is right, nothing was written{nearest}"

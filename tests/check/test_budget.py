@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfold.check.budget import Budget, BudgetReport, Metric, judge_budget
+from onnxfold.check.budget import Budget, BudgetReport, judge_budget
 from onnxfold.errors import UsageError
+from onnxfold.options import Metric
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(8, 10))

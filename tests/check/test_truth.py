@@ -9,12 +9,13 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.check import ModelSource, evidence
-from onnxfold.check.budget import Budget, Metric
+from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
 from onnxfold.check.truth import judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.inputs import make_inputs
 from onnxfold.inputs.spec import InputSpec
+from onnxfold.options import Metric
 from tests.check.verified import one_gamma, single
 from tests.folded import model, weights
 

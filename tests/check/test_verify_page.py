@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from onnxfold.check.budget import Budget, Metric
+from onnxfold.check.budget import Budget
+from onnxfold.options import Metric
 from tests.project.test_readme import blocks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import inspect
 import json
 import os
 import re
@@ -13,8 +14,8 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.cli.options import FoldOptions
-from onnxfold.options import Options
+from onnxfold import api
+from onnxfold.cli import application
 from onnxfold.pipeline.finalize import METADATA_KEY
 from tests.builders import model_of, post_norm_model, pre_norm_model
 from tests.cli.command import run
@@ -111,31 +112,43 @@ def test_fail_if_unchanged_exits_1(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "o.onnx").exists()
 
 
-def test_the_defaults_are_those_of_the_python_interface() -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
-    given = FoldOptions().keywords()
-    assert given == {name: defaults[name] for name in given}
-    only_here = {
-        "change_readers",
-        "convert_to",
-        "data",
-        "device",
-        "drop_means",
-        "dry_run",
-        "force",
-        "max_error",
-        "multiple_of",
-        "noise_limit",
-        "rotate",
-        "rotation_seed",
-        "scale_margin",
-        "scale_streams",
-        "share_weights",
-        "shift",
-        "split_gamma",
-        "target",
-    }  # not of every command
-    assert set(defaults) - set(given) == only_here
+class _AskedError(Exception):
+    """Ends a command when it calls the Python function."""
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (("optimize", "m.onnx", "-o", "o.onnx"), {"progress"}),
+        (("convert", "m.onnx", "-o", "o.onnx", "--to", "rms"), {"progress", "to"}),
+        (("inspect", "m.onnx"), {"nodes", "paper"}),
+        (("tune", "m.onnx", "-o", "o.onnx"), {"progress"}),
+        (("rotate", "m.onnx", "-o", "o.onnx", "--to", "int8"), {"to"}),
+    ],
+)
+def test_a_command_without_options_asks_for_the_defaults_of_the_python_function(
+    words: tuple[str, ...], others: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer has lists where Python has tuples, None where an option has two flags, and so on."""
+    asked: dict[str, object] = {}
+
+    def ask(*_: object, **keywords: object) -> None:
+        asked.update(keywords)
+        raise _AskedError
+
+    function = getattr(api, words[0])
+    monkeypatch.setattr(api, words[0], ask)
+    with contextlib.suppress(_AskedError):
+        application.app([*words], standalone_mode=False)
+    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    assert {"seed", "target", "precision"} & set(asked)
+    same = {name: _listed(defaults[name]) for name in asked if name not in others}
+    assert {name: _listed(value) for name, value in asked.items() if name not in others} == same
+
+
+def _listed(value: object) -> object:
+    """Return a name as the list of one: Python takes either for precisions."""
+    return (value,) if value == "fp32" else value
 
 
 def test_force_replaces_the_input_safely(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_the_arguments_are_the_options_with_their_defaults() -> None:
     moves += ("rotate", "rotation_seed", "split_gamma")
     given = {n: d for n, d in options.items() if n not in moves}
     assert _named(onnxfold.convert) == given | {"to": inspect.Parameter.empty, "progress": None}
-    others = ("precisions", "timed")
+    others = ("precision", "timed")
     tuned = {f.name: f.default for f in fields(TuneOptions) if f.name not in others}
     assert MISSING not in tuned.values()
     assert _named(onnxfold.tune) == tuned | {"precision": "fp32", "progress": None}

@@ -60,5 +60,5 @@ def test_what_is_float16_already_is_refused(tmp_path: Path) -> None:
 
 def test_it_is_a_precision_of_gpus() -> None:
     with pytest.raises(UsageError, match="for GPUs"):
-        TuneOptions(precisions=(TargetPrecision.BF16,))
-    TuneOptions(precisions=(TargetPrecision.BF16,), device=Device.CUDA)
+        TuneOptions(precision=(TargetPrecision.BF16,))
+    TuneOptions(precision=(TargetPrecision.BF16,), device=Device.CUDA)

@@ -35,7 +35,7 @@ def test_an_unknown_step_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("device", Device)
 def test_chains_are_of_known_steps_and_reduce_once(device: Device) -> None:
-    options = TuneOptions(device=device, precisions=_ALL, data=Path("data"))
+    options = TuneOptions(device=device, precision=_ALL, data=Path("data"))
     found = chains(options)
     assert len(set(found)) == len(found)
     for chain in found:
@@ -45,14 +45,14 @@ def test_chains_are_of_known_steps_and_reduce_once(device: Device) -> None:
 
 
 def test_precisions_take_turns_so_that_an_early_end_has_seen_all() -> None:
-    first = chains(TuneOptions(precisions=_ALL))[: len(_ALL)]
+    first = chains(TuneOptions(precision=_ALL))[: len(_ALL)]
     assert {precision_of(chain) for chain in first} == set(_ALL)
 
 
 def test_only_what_the_user_allows_is_tried() -> None:
-    assert not any(map(needs_kernels, chains(TuneOptions(kernels=False, precisions=_ALL))))
-    without = chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
-    with_data = chains(TuneOptions(precisions=(TargetPrecision.INT8,), data=Path("data")))
+    assert not any(map(needs_kernels, chains(TuneOptions(kernels=False, precision=_ALL))))
+    without = chains(TuneOptions(precision=(TargetPrecision.INT8,)))
+    with_data = chains(TuneOptions(precision=(TargetPrecision.INT8,), data=Path("data")))
     assert not any("int8-static" in chain for chain in without)
     assert any("int8-static" in chain for chain in with_data)
     assert chains(TuneOptions(chains=("fusions > int8",))) == (("fusions", "int8"),)
@@ -60,7 +60,7 @@ def test_only_what_the_user_allows_is_tried() -> None:
 
 def test_other_precisions_stay_out() -> None:
     assert {precision_of(c) for c in chains(TuneOptions())} == {TargetPrecision.FP32}
-    only = chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
+    only = chains(TuneOptions(precision=(TargetPrecision.INT8,)))
     assert {precision_of(c) for c in only} == {TargetPrecision.INT8}
 
 
@@ -90,11 +90,11 @@ def test_streams_are_scaled_before_float16_and_rotated_before_integers() -> None
         TargetPrecision.INT4: ("rotate", "int4-blocks32"),
     }
     for precision, chain in expected.items():
-        assert chain in chains(TuneOptions(precisions=(precision,)))
+        assert chain in chains(TuneOptions(precision=(precision,)))
     exact = chains(TuneOptions())
     assert not any({"scale-streams", "rotate", "split-gammas"} & {*chain} for chain in exact)
-    assert ("split-gammas", "int8") in chains(TuneOptions(precisions=(TargetPrecision.INT8,)))
-    bfloat = TuneOptions(device=Device.CUDA, precisions=(TargetPrecision.BF16,))
+    assert ("split-gammas", "int8") in chains(TuneOptions(precision=(TargetPrecision.INT8,)))
+    bfloat = TuneOptions(device=Device.CUDA, precision=(TargetPrecision.BF16,))
     assert {precision_of(chain) for chain in chains(bfloat)} == {TargetPrecision.BF16}
 
 

@@ -39,7 +39,7 @@ def report() -> dict[str, Any]:
         _candidate("script", status=Status.SKIPPED, reason="the budget was spent"),
     ]
     result = TuneResult(candidates, best, ModelFacts("bert", 12, 768))
-    options = TuneOptions(precisions=(TargetPrecision.FP32, TargetPrecision.INT8))
+    options = TuneOptions(precision=(TargetPrecision.FP32, TargetPrecision.INT8))
     return document(result, options, Path("<model>.onnx"))
 
 
