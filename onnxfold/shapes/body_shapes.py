@@ -27,7 +27,11 @@ from onnxfold.shapes.named_sizes import own_names
 _WITHOUT_A_BATCH_AXIS = 9  # the first opset of this Scan
 _CONTROLS = 2  # trip count and condition of a Loop: its first operands
 _ANY = range(1 << 16)
-_CONVOLUTIONS = (Layer.CONVOLUTION, Layer.TRANSPOSED_CONVOLUTION)
+_CONVOLUTIONS = (
+    Layer.CONVOLUTION,
+    Layer.DEFORMABLE_CONVOLUTION,
+    Layer.TRANSPOSED_CONVOLUTION,
+)
 _KEEP_RANK = (Family.CUMULATIVE, Family.PAD, Family.SLICE, Family.SPLIT)
 _LAYERS = (*_CONVOLUTIONS, Layer.MATMUL)
 _MATRIX = 2
