@@ -59,4 +59,5 @@ def read(name: str) -> dict[str, Case]:
 
 def shapes(text: str) -> dict[str, tuple[int, ...]]:
     """Read `W 6 5, b 5`."""
-    return {name: tuple(map(int, sizes)) for name, *sizes in map(str.split, text.split(","))}
+    words = (each.split() for each in text.split(",") if each.strip())
+    return {name: tuple(map(int, sizes)) for name, *sizes in words}

@@ -58,7 +58,7 @@ def case(name: str) -> Case:
         culprit,
         proto,
         {given: feed for given, feed in feeds.items() if given not in stored},
-        {weight: axis for weight, (axis,) in shapes(axes).items()} if axes else {},
+        {weight: axis for weight, (axis,) in shapes(axes).items()},
     )
 
 
