@@ -21,11 +21,12 @@ DEMO   := build/demo
 DIGITS := models/digits_vit/digits_vit.onnx
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-training test-frameworks test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
+.PHONY: help demo test soundness test-slow test-training test-frameworks test-serve test-examples test-wheel test-image test-compilers test-compatibility test-compatibility-fast cuda lint format types docs site bench bench-models mutants image clean
 
 help:
 	@echo 'make demo       fold the shipped model; compare accuracy and time before and after'
 	@echo 'make test       run the tests'
+	@echo 'make soundness  run campaigns: drawn graphs, false laws, damaged files, kills; every recipe'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
 	@echo 'make test-frameworks test training in Flax and Keras; installs jax, flax and keras'
@@ -62,6 +63,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -n 2 -rs
+
+soundness: $(VENV)/.test
+	@$(BIN)/python -m pytest -q -rs -m 'campaign and not slow'
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'

@@ -281,7 +281,7 @@ def main() -> int:
     found = sample(options.count, options.seed)
     modules_of = (each.module for each in found if each.module.startswith(options.modules))
     suites = options.suites or sorted({mirrored(module) for module in modules_of})
-    flags = ["-q", "-s", "-p", "no:cacheprovider", "--graphs", "100"]
+    flags = ["-q", "-s", "-m", "not slow", "-p", "no:cacheprovider", "--graphs", "100"]
     return int(pytest.main([*flags, *suites], plugins=[Tester(options)]))
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Array", "graph", "model", "weights"]
+__all__ = ["Array", "graph", "model", "weights", "without_shapes"]
 
 Array = npt.NDArray[np.generic]
 
@@ -65,6 +65,13 @@ def graph(
 ) -> ir.Model:
     """Return `model` for onnx_ir."""
     return ir.from_proto(model(body, inputs, outputs, constants, opset, dtype=dtype))
+
+
+def without_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Forget the shapes of the outputs, which a text has to give."""
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return proto
 
 
 def _read(proto: onnx.GraphProto) -> Iterator[str]:

@@ -74,8 +74,10 @@ def test_every_mutant_within_a_function_changes_what_it_computes(
     module.kept.cache_clear()
     found = {}
 
+    alive = living()
+
     def seen(codes: dict[CodeType, CodeType]) -> str:
-        live = put_in(codes, living())
+        live = put_in(codes, alive)
         return f"{live} {_values(module) != before}"
 
     for mutant in (make() for make in mutants_of(path)):
@@ -101,14 +103,14 @@ def test_a_call_is_noted_where_a_mutant_computes_another_value(
     toy: tuple[Path, ModuleType],
 ) -> None:
     path, module = toy
-    noted = Noted()
+    noted, alive = Noted(), living()
 
     def probed() -> str:
-        noted.put_in([path], living())
+        noted.put_in([path], alive)
         return json.dumps([(_value(module, *call), noted.take()) for call in CALLS])
 
     def plain(codes: dict[CodeType, CodeType]) -> str:
-        put_in(codes, living())
+        put_in(codes, alive)
         return json.dumps(_values(module))
 
     values = json.loads(in_a_child(lambda: json.dumps(_values(module)), 60))

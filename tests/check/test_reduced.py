@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from onnxfold.errors import DataError, UsageError, VerificationError
 from onnxfold.model_io import from_proto
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 from tests.check.converted import change_weight, drop, dynamic, encoder, half, rows, static
+from tests.lanes import some
 
 pytest.importorskip("onnxruntime.quantization")
 DIGITS = HELDOUT.parent / "digits_vit.onnx"
@@ -90,8 +92,7 @@ SOUND: dict[str, Callable[[onnx.ModelProto, Path, list], onnx.ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize("conversion", SOUND)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "conversion"), some(product(MODELS, SOUND), each=4))
 def test_a_sound_conversion_is_not_refused(tmp_path: Path, name: str, conversion: str) -> None:
     model = MODELS[name]()
     data = rows(8) if name == "encoder" else _digits() if name == "digits" else _ids(name)

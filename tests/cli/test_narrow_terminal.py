@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -13,11 +14,17 @@ import pytest
 from onnxfold.cli import terminal
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.report.fitted_tables import broken, shortened
+from onnxfold.runtime import doctor
 from tests.builders import post_norm_model, pre_norm_model
 from tests.cli.command import run
+from tests.tuning.forked import forked_jobs
 
 _LONG = "/model/encoder/layers.{}/self_attention_block/output/LayerNorm/{}"
 _CUT = "/mod…norm/LayerNorm"
+
+
+# What they find is the same at every call, and takes the most of the time of `doctor`.
+_TESTED = cache(doctor.self_test)
 
 
 def torchscript(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -32,6 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(torchscript(pre_norm_model()), tmp_path / "m.onnx")
     onnx.save(torchscript(post_norm_model()), tmp_path / "post.onnx")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "self_test", _TESTED)
     return tmp_path
 
 
@@ -175,6 +183,7 @@ def test_quiet_means_the_same_with_every_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    forked_jobs(monkeypatch)
     if words[0] == "plot":
         assert run(monkeypatch, "measure", "m.onnx", "--report", "r.json") == 0
     capsys.readouterr()

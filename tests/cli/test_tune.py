@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import run
+from tests.tuning.forked import forked_jobs
 
 _DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
 
@@ -53,6 +54,7 @@ def test_table_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, page, document = (tmp_path / name for name in ("fast.onnx", "r.html", "r.json"))
+    forked_jobs(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
     chains = (
         "--chain",
@@ -85,6 +87,7 @@ def test_table_and_reports(
 def test_nothing_right_exits_1_with_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    forked_jobs(monkeypatch)
     out = tmp_path / "fast.onnx"
     wanted = ("--chain", "int8", "--precision", "int8", "--max-error", "1e-9", "--json")
     assert run(monkeypatch, "tune", _DIGITS, "-o", out, *wanted) == 1

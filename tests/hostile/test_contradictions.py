@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxfold
 from tests.pairs import pairwise
 
+pytestmark = pytest.mark.campaign
 OPSET = 18
 _WITH_BODIES = {"Constant", "If", "Loop", "Scan", "SequenceMap"}
 OPERATORS = sorted(

@@ -8,11 +8,15 @@ import pytest
 
 from tests.hostile.runs import ROOT, written
 
-MODELS = ("models/digits_vit/digits_vit.onnx", "tests/recipes/swin-t.onnx")
 
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("options", [(), ("--save-as-external-data",)], ids=["one", "two files"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("models/digits_vit/digits_vit.onnx", ("--save-as-external-data",)),
+        ("tests/recipes/swin-t.onnx", ()),
+    ],
+    ids=["two files", "one"],
+)
 def test_the_same_bytes_come_out_whatever_the_threads_and_hashes(
     tmp_path: Path, model: str, options: tuple[str, ...]
 ) -> None:
@@ -20,7 +24,7 @@ def test_the_same_bytes_come_out_whatever_the_threads_and_hashes(
         written(
             ROOT / model, tmp_path / f"{threads}-{seed}", threads, seed, *options, "--check", "1"
         )
-        for threads, seed in ((1, "0"), (2, "1"), (2, "12345"))
+        for threads, seed in ((1, "0"), (2, "12345"))
     ]
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
     assert len(runs[0]) == 1 + len(options)

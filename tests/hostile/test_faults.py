@@ -156,6 +156,7 @@ def test_an_output_folder_that_goes_away_is_an_error_of_one_line(
     assert source.read_bytes() == before
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("external", [False, True])
 def test_of_two_runs_to_one_output_one_wins_whole(tmp_path: Path, external: bool) -> None:
     """Two models of other weights, whose mixture would be seen."""
@@ -206,6 +207,7 @@ def test_where_no_links_can_be_made_data_is_renamed(
     assert np.frombuffer(contents(source)["W"], np.float32).size == WIDTH * WIDTH
 
 
+@pytest.mark.campaign
 def test_a_kill_before_any_step_of_the_command_leaves_all_or_nothing(tmp_path: Path) -> None:
     given = subject("in.data")
     result = result_of(given, tmp_path / "whole")
@@ -221,6 +223,7 @@ def test_a_kill_before_any_step_of_the_command_leaves_all_or_nothing(tmp_path: P
     assert len(outcomes) > 20
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("what", CHANGES)
 def test_an_input_that_changes_before_any_step_gives_one_of_two_results_or_none(
     tmp_path: Path, what: str

@@ -22,6 +22,7 @@ CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
 LIMIT_S = 20.0
 
 
+@pytest.mark.campaign
 def test_mutants_are_refused_or_done_and_keep_every_promise() -> None:
     ended = Counter[str]()
     done = Counter[str]()

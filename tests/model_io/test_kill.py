@@ -65,6 +65,7 @@ def killed_before(step: int, source: Path, destination: Path) -> bool:
     return False
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("data", [(), ("in.onnx.data",)], ids=["embedded", "external"])
 @pytest.mark.parametrize("case", ["new", "replaced", "in place"])
 def test_a_kill_before_any_step_leaves_the_old_pair_or_the_new_one(

@@ -10,7 +10,9 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["FEEDS", "B", "C", "CentredStream", "T", "activation", "halved"]
+from tests.graphs import model
+
+__all__ = ["FEEDS", "B", "C", "CentredStream", "T", "activation", "between", "halved"]
 
 Array = npt.NDArray[Any]
 B, T, C, V = 2, 3, 8, 19
@@ -62,12 +64,22 @@ class CentredStream:
         return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-def activation(graph: CentredStream) -> str:
-    """Let the norm read relu(h), which has a mean."""
-    return graph.node("Relu", ["h"], "relu")
+def between(
+    body: str, outputs: str = "", *, reads: str = "", **constants: Any
+) -> Callable[[CentredStream], str]:
+    """Return what adds the nodes of a text, of which the norm reads the last or ``reads``."""
+
+    def add(graph: CentredStream) -> str:
+        graph.weights |= {name: np.asarray(number) for name, number in constants.items()}
+        for node in model(body, "", "", opset=23).graph.node:
+            node.name = node.output[0]
+            graph.nodes.append(node)
+        graph.outputs += outputs.split()
+        return reads or str(graph.nodes[-1].output[0])
+
+    return add
 
 
-def halved(graph: CentredStream) -> str:
-    """Let the norm read h / 2, which has none."""
-    graph.weights["half"] = np.array(0.5)
-    return graph.node("Mul", ["h", "half"], "halved")
+# Let the norm read relu(h), which has a mean, and h / 2, which has none.
+activation = between("relu = Relu(h)")
+halved = between("halved = Mul(h, half)", half=0.5)

@@ -14,6 +14,7 @@ from onnx import helper
 import onnxfold
 from benchmarks.long_graphs import WIDTH, model_of_nodes, norms, quotients, sum_of
 
+pytestmark = pytest.mark.campaign
 # Calls of four times the nodes; what is done once for each model makes it less than four.
 _MOST = 4.6
 

@@ -48,6 +48,7 @@ def test_a_shift_does_not_pass_a_cumulative_sum(monkeypatch: pytest.MonkeyPatch)
     assert "CumSum" in wrong.proof.failures[0] or "y" in wrong.proof.failures[0]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("row", _ROWS, ids=name_of)
 def test_no_wrong_model_of_a_false_facet_is_proved(row: Operator) -> None:
     """Whatever the planner decides: if the numbers are wrong, the proof fails."""
@@ -63,6 +64,7 @@ def test_no_wrong_model_of_a_false_facet_is_proved_in_many_graphs(row: Operator)
         assert not outcomes(flip, _MANY)["numbers"], flip.facet
 
 
+@pytest.mark.campaign
 def test_a_false_law_makes_the_planner_err() -> None:
     """Else the tests above would see nothing."""
     erred = sum(outcomes(flip, _MANY)["proof"] for flip in flips(_cumsum()))

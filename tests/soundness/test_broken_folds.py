@@ -58,6 +58,7 @@ def _name(law: Operator) -> str:
     return ".".join(filter(None, law.key))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("mutant", [AlwaysZeroMean, NeverSeen], ids=lambda mutant: mutant.__name__)
 @pytest.mark.parametrize("law", LAWS, ids=_name)
 def test_a_fold_that_rests_on_a_broken_line_is_noticed(

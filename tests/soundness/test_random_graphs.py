@@ -12,6 +12,7 @@ import pytest
 from onnxfold.operators.row import Operator
 from onnxfold.passes.plan import Plan
 from onnxfold.refusal import RefusalCode
+from tests.lanes import some
 from tests.operators.rows import LAWS, name_of
 from tests.soundness.checking import Outcome, check, planned, settings_of
 from tests.soundness.folding import Folded
@@ -100,7 +101,7 @@ _OTHERS = frozenset(
 )
 
 
-@pytest.mark.parametrize("group", range(_GROUPS))
+@pytest.mark.parametrize("group", some(range(_GROUPS), each=_GROUPS))
 def test_a_folded_random_graph_computes_the_same(
     group: int, request: pytest.FixtureRequest
 ) -> None:
@@ -141,6 +142,7 @@ def test_the_graphs_hold_everything_that_they_are_meant_to_hold() -> None:
     assert all(types[kind] >= 50 for kind in (1, 10, 11, 16)), types
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("law", LAWS, ids=name_of)
 def test_every_line_is_met_in_each_of_its_roles_on_the_way_back_from_a_norm(law: Operator) -> None:
     domain, op_type = law.key
@@ -184,6 +186,7 @@ def _changes(graph: RandomGraph, plan: Plan) -> Iterator[str]:
     yield from ("deferred" for _ in plan.deferred)
 
 
+@pytest.mark.campaign
 def test_every_reason_to_leave_a_norm_and_every_kind_of_change_occurs() -> None:
     wanted: set[object] = set(RefusalCode) - set(_NOT_TRIGGERED) - set(_ELSEWHERE) | _CHANGES
     for seed in range(_LARGEST_BATCH):
@@ -197,6 +200,7 @@ def test_every_reason_to_leave_a_norm_and_every_kind_of_change_occurs() -> None:
     assert not wanted
 
 
+@pytest.mark.campaign
 def test_what_is_behind_parts_of_joined_projections_moves() -> None:
     """Each kind of move is proved and compared where it occurs first, and in many groups above."""
     missing = {"scale", "shift", "beta"}

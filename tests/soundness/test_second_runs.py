@@ -11,6 +11,7 @@ import onnxfold
 from tests.soundness.random_graphs import gated_graph, mixture_graph, random_graph
 from tests.soundness.random_graphs.factors import factor_graph
 
+pytestmark = pytest.mark.campaign
 _GRAPHS, _GROUPS = 32, 4
 # What random graphs changed in a second run: of two parts of one weight that are centred along
 # other fibers, of norms that share a centring in half, of norms of constants that were deferred, of

@@ -28,6 +28,7 @@ def _planned(sketch: Sketch) -> int:
     return len(decide_all(model, settings, without=AFFINE_PASSES).findings.plan.folds)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("group", range(_GROUPS))
 def test_no_subset_of_weights_lets_more_norms_fold(group: int) -> None:
     short = 0

@@ -1,9 +1,8 @@
-"""The process of a job, in which tools are broken: run as `python broken_tools.py JOB.json`."""
+"""Steps of tune whose tools are broken."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxfold.tuning import child
 from onnxfold.tuning.steps import STEPS, Context, ToolStep
+
+__all__ = ["BROKEN"]
 
 
 class _Broken(ToolStep):
     def __init__(self, like: ToolStep, work: Callable[[onnx.ModelProto], None]) -> None:
-        self.name = like.name  # type: ignore[misc]
+        self.name, self.precision = like.name, like.precision  # type: ignore[misc]
+        self.takes_exclusions = like.takes_exclusions  # type: ignore[misc]
         self.work = work
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
@@ -93,7 +94,7 @@ def fail(model: onnx.ModelProto) -> None:
     raise KeyError("a bug of the tool")
 
 
-BROKEN: dict[str, Callable[[onnx.ModelProto], None]] = {
+_WORK: dict[str, Callable[[onnx.ModelProto], None]] = {
     "slim": scale_a_weight,
     "script": overflow,
     "fusions": drop_a_node,
@@ -106,7 +107,4 @@ BROKEN: dict[str, Callable[[onnx.ModelProto], None]] = {
     "int4-blocks32": shrink_one_of_many,
 }
 
-if __name__ == "__main__":
-    steps = {name: _Broken(STEPS[name], work) for name, work in BROKEN.items()}
-    STEPS.update(steps)  # type: ignore[attr-defined]  # a dictionary
-    sys.exit(child.main(Path(sys.argv[1])))
+BROKEN = {name: _Broken(STEPS[name], work) for name, work in _WORK.items()}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +15,11 @@ from onnxfold.runtime.library import has_cuda
 from onnxfold.tuning import search
 from onnxfold.tuning import tuner as tuning
 from onnxfold.tuning.candidate import Status
-from onnxfold.tuning.processes import Processes
 from onnxfold.tuning.publish import METADATA_KEY
+from onnxfold.tuning.steps import STEPS
 from tests.sessions import session
 from tests.tuning.broken_tools import BROKEN
+from tests.tuning.forked import forked_jobs
 
 DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
 HELDOUT = DIGITS.with_name("heldout.npz")
@@ -32,10 +31,16 @@ def _outputs(path: Path) -> np.ndarray:
     return loaded.run(None, {loaded.get_inputs()[0].name: images})[0]
 
 
+@pytest.fixture(autouse=True)
+def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.function is not test_one_chain_is_written_with_the_command_that_makes_it:
+        forked_jobs(monkeypatch)
+
+
 @pytest.fixture
 def broken_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (sys.executable, str(Path(__file__).with_name("broken_tools.py")))
-    monkeypatch.setattr(tuning, "Processes", partial(Processes, command=command))
+    for name, step in BROKEN.items():
+        monkeypatch.setitem(STEPS, name, step)  # type: ignore[arg-type]  # a dictionary
 
 
 def test_one_chain_is_written_with_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from onnxfold.check.reference import Array
 from tests.check.reference.cases import F32, I32, Case, f
 
 __all__ = ["CONTRIB"]
 
-MS = "com.microsoft"
 HALF_MASK = np.int32([[1, 1, 1, 0], [1, 1, 1, 1]])
+
+
+def ms(
+    op: str,
+    inputs: list[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    outputs: tuple[int, ...] = (F32,),
+) -> Case:
+    return Case(op, inputs, dict(attributes or {}), 17, outputs, "com.microsoft")
+
+
 CONTRIB = [
-    Case(
+    ms(
         "SkipLayerNormalization",
         [f(2, 3, 8), f(2, 3, 8, seed=1), f(8), f(8), f(8, seed=2)],
         {"epsilon": 0.1},
-        17,
-        (F32, 0, 0, F32),
-        MS,
+        outputs=(F32, 0, 0, F32),
     ),
-    Case("SkipLayerNormalization", [f(2, 3, 8), f(1, 3, 8, seed=1), f(8)], {}, 17, (F32,), MS),
-    Case(
+    ms("SkipLayerNormalization", [f(2, 3, 8), f(1, 3, 8, seed=1), f(8)]),
+    ms(
         "SkipSimplifiedLayerNormalization",
         [f(2, 3, 8), f(2, 3, 8, seed=1), f(8), f(8, seed=2)],
         {"epsilon": 0.1},
-        17,
-        (F32, 0, 0, F32),
-        MS,
+        outputs=(F32, 0, 0, F32),
     ),
     Case(
         "SimplifiedLayerNormalization", [f(2, 3, 8), f(8)], {"epsilon": 0.1, "axis": -1}, 17, (F32,)
     ),
-    Case(
+    ms(
         "EmbedLayerNormalization",
         [
             np.int32([[1, 2, 0]]),
@@ -44,59 +54,39 @@ CONTRIB = [
             np.int32([[1, 1, 0]]),
         ],
         {"epsilon": 0.1},
-        17,
-        (F32, I32, F32),
-        MS,
+        outputs=(F32, I32, F32),
     ),
-    Case("FusedGemm", [f(3, 4), f(4, 5), f(5)], {"activation": "Relu"}, 17, (F32,), MS),
-    Case(
+    ms("FusedGemm", [f(3, 4), f(4, 5), f(5)], {"activation": "Relu"}),
+    ms(
         "FusedGemm",
         [f(3, 4), f(5, 4), f(5)],
         {"activation": "LeakyRelu", "activation_alpha": 0.25, "transB": 1},
-        17,
-        (F32,),
-        MS,
     ),
-    Case(
+    ms(
         "FusedConv",
         [f(1, 3, 5, 5), f(4, 3, 3, 3), f(4), f(1, 4, 3, 3)],
         {"activation": "Clip", "activation_params": [-0.5, 0.5]},
-        17,
-        (F32,),
-        MS,
     ),
-    Case("BiasGelu", [f(3, 8), f(8)], {}, 17, (F32,), MS),
-    Case("FastGelu", [f(3, 8), f(8)], {}, 17, (F32,), MS),
-    Case("Gelu", [f(3, 8)], {}, 17, (F32,), MS),
-    Case("QuickGelu", [f(3, 8)], {"alpha": 1.5}, 17, (F32,), MS),
-    Case("FusedMatMul", [f(2, 3, 4), f(2, 5, 4)], {"transB": 1, "alpha": 0.5}, 17, (F32,), MS),
-    Case("FusedMatMul", [f(4, 2, 3), f(2, 4, 5)], {"transA": 1, "transBatchA": 1}, 17, (F32,), MS),
-    Case("Attention", [f(2, 4, 8), f(8, 24), f(24), HALF_MASK], {"num_heads": 2}, 17, (F32,), MS),
-    Case(
-        "Attention",
-        [f(2, 4, 8), f(8, 24), f(24), np.int32([2, 4])],
-        {"num_heads": 2},
-        17,
-        (F32,),
-        MS,
-    ),
-    Case(
+    ms("BiasGelu", [f(3, 8), f(8)]),
+    ms("FastGelu", [f(3, 8), f(8)]),
+    ms("Gelu", [f(3, 8)]),
+    ms("QuickGelu", [f(3, 8)], {"alpha": 1.5}),
+    ms("FusedMatMul", [f(2, 3, 4), f(2, 5, 4)], {"transB": 1, "alpha": 0.5}),
+    ms("FusedMatMul", [f(4, 2, 3), f(2, 4, 5)], {"transA": 1, "transBatchA": 1}),
+    ms("Attention", [f(2, 4, 8), f(8, 24), f(24), HALF_MASK], {"num_heads": 2}),
+    ms("Attention", [f(2, 4, 8), f(8, 24), f(24), np.int32([2, 4])], {"num_heads": 2}),
+    ms(
         "Attention",
         [f(2, 4, 8), f(8, 24), f(24), None, f(2, 2, 2, 3, 4)],
         {"num_heads": 2, "unidirectional": 1},
-        17,
-        (F32, F32),
-        MS,
+        outputs=(F32, F32),
     ),
-    Case(
+    ms(
         "MultiHeadAttention",
         [f(2, 4, 8), f(2, 4, 8, seed=1), f(2, 4, 8, seed=2), f(24), HALF_MASK],
         {"num_heads": 2},
-        17,
-        (F32,),
-        MS,
     ),
-    Case(
+    ms(
         "GroupQueryAttention",
         [
             f(2, 3, 32),
@@ -108,37 +98,31 @@ CONTRIB = [
             np.int32([3]),
         ],
         {"num_heads": 4, "kv_num_heads": 2, "softcap": 0.9},
-        17,
-        (F32, F32, F32),
-        MS,
+        outputs=(F32, F32, F32),
     ),
-    Case(
+    ms(
         "GroupQueryAttention",
         [
             *(f(2, 1, 32), f(2, 1, 16, seed=1), f(2, 1, 16, seed=2)),
             *(f(2, 2, 3, 8, seed=3), f(2, 2, 3, 8, seed=4), np.int32([3, 3]), np.int32([4])),
         ],
         {"num_heads": 4, "kv_num_heads": 2, "scale": 0.3},
-        17,
-        (F32, F32, F32),
-        MS,
+        outputs=(F32, F32, F32),
     ),
     *(
-        Case(
+        ms(
             "GroupQueryAttention",
             [
                 *(f(2, 1, 64), None, None, f(2, 1, 3, 16, seed=3), f(2, 1, 3, 16, seed=4)),
                 *(np.int32([3, 3]), np.int32([4]), f(8, 8, seed=5), f(8, 8, seed=6)),
             ],
             {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "rotary_interleaved": interleaved},
-            17,
-            (F32, F32, F32),
-            MS,
+            outputs=(F32, F32, F32),
         )
         for interleaved in (0, 1)
     ),
     *(
-        Case(
+        ms(
             "GroupQueryAttention",
             [
                 *(f(1, 5, 64), None, None, f(1, 1, 3, 16, seed=3), f(1, 1, 3, 16, seed=4)),
@@ -146,9 +130,7 @@ CONTRIB = [
                 *others,
             ],
             {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "softcap": 0.9, **attributes},
-            17,
-            (F32, F32, F32),
-            MS,
+            outputs=(F32, F32, F32),
         )
         for others, attributes in (
             ([], {"local_window_size": 2}),
@@ -160,7 +142,7 @@ CONTRIB = [
         )
     ),
     *(
-        Case("RotaryEmbedding", [x, positions, *tables], attributes, 17, (F32,), MS)
+        ms("RotaryEmbedding", [x, positions, *tables], attributes)
         for x, positions, tables, attributes in (
             (f(2, 3, 16), np.int64([2]), (f(8, 4), f(8, 4, seed=1)), {"interleaved": 1}),
             (f(2, 2, 3, 8), np.int64([[1, 0, 7], [2, 2, 5]]), (f(8, 4), f(8, 4, seed=1)), {}),
@@ -172,15 +154,11 @@ CONTRIB = [
             ),
         )
     ),
-    Case(
+    ms(
         "DynamicQuantizeMatMul",
         [f(3, 8), np.int8(40 * f(8, 5)), np.float32([0.01] * 5), np.int8([0] * 5), f(5)],
-        {},
-        17,
-        (F32,),
-        MS,
     ),
-    Case(
+    ms(
         "MatMulIntegerToFloat",
         [
             np.uint8(np.abs(40 * f(3, 8))),
@@ -191,13 +169,9 @@ CONTRIB = [
             np.int8(0),
             f(5),
         ],
-        {},
-        17,
-        (F32,),
-        MS,
     ),
     *(
-        Case(
+        ms(
             "GatherBlockQuantized",
             [
                 np.random.default_rng(0).integers(0, 256, (5, 16 * bits // 4), np.uint8),
@@ -206,18 +180,11 @@ CONTRIB = [
                 *points,
             ],
             {"bits": bits, "block_size": 16, "quantize_axis": 1, "gather_axis": 0},
-            17,
-            (F32,),
-            MS,
         )
-        for bits, points in (
-            (4, []),
-            (8, []),
-            (4, [np.uint8([[0x21], [0x43], [0xA5], [0x07], [0xF0]])]),
-        )
+        for bits, points in ((4, []), (8, []), (4, [np.uint8([[33], [67], [165], [7], [240]])]))
     ),
     *(
-        Case(
+        ms(
             "MoE",
             [
                 f(5, 8),
@@ -228,9 +195,6 @@ CONTRIB = [
                 f(3, 8, 6, seed=4),
             ],
             {"k": 2, "activation_type": name, "normalize_routing_weights": 1, **rest},
-            17,
-            (F32,),
-            MS,
         )
         for name, out, biased, rest in (
             ("relu", 6, (), {}),
@@ -251,7 +215,7 @@ CONTRIB = [
         )
     ),
     *(
-        Case(
+        ms(
             "QMoE",
             [
                 f(5, 32),
@@ -264,9 +228,6 @@ CONTRIB = [
                 f(3, 32),
             ],
             {"k": 2, "activation_type": "silu", "expert_weight_bits": bits, **rest},
-            17,
-            (F32,),
-            MS,
         )
         for bits, blocks, rest in (
             (4, (), {}),
@@ -275,12 +236,9 @@ CONTRIB = [
             (2, (2, 1), {"block_size": 16}),
         )
     ),
-    Case(
+    ms(
         "MatMulNBits",
         [f(3, 32), np.random.default_rng(0).integers(0, 256, (4, 2, 8), np.uint8), np.abs(f(8))],
         {"K": 32, "N": 4, "bits": 4, "block_size": 16},
-        17,
-        (F32,),
-        MS,
     ),
 ]

@@ -15,6 +15,7 @@ from onnxfold.passes.scales.writer import channel_op
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.shapes import infer
+from tests.case_files import Case, read
 from tests.graphs import Array, graph, weights
 from tests.passes.affine.affine_graphs import error
 from tests.passes.scales.scale_graphs import (
@@ -25,145 +26,13 @@ from tests.passes.scales.scale_graphs import (
     scale_model,
 )
 
-MOVES = {
-    "a layer scale": (BIASED + "y = Mul(ls, a)", 1),
-    "without a bias": ("m = MatMul(x, W) y = Mul(m, ls)", 1),
-    "behind a layout": (
-        BIASED + "t = Transpose<perm=[0,2,1]>(a) y = Mul(t, column)",
-        1,
-    ),
-    "a number behind some positions": (
-        BIASED + "t = Slice(a, zero, two, one) y = Mul(t, eight)",
-        1,
-    ),
-    "a turned weight first": (
-        "t = Transpose<perm=[1,0]>(cos) m = MatMul(t, x) y = Mul(m, eight)",
-        1,
-    ),
-    "heads": (BIASED + "r = Reshape(a, heads) y = Mul(r, per_head)", 1),
-    "a number": (BIASED + "y = Div(a, eight)", 1),
-    "scores": (
-        "m = MatMul(x, V) a = Add(m, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(a, t) "
-        "y = Div(s, eight)",
-        1,
-    ),
-    "a root on queries and on keys": (
-        "m = MatMul(x, V) a = Add(m, d) q = Mul(a, eight) n = MatMul(x, V2) key = Add(n, d) "
-        "z = Shape(key) t = Transpose<perm=[0,2,1]>(key) p = Mul(t, eight) s = MatMul(q, p) "
-        "v = Cast<to=11>(z) c = ReduceSum<keepdims=0>(v) y = Add(s, c)",
-        2,
-    ),
-    "a key repeated for several heads": (
-        "m = MatMul(x, V) u = Unsqueeze(m, one) e = Expand(u, copies) y = Mul(e, eight)",
-        1,
-    ),
-    "half of the elements, turned": (
-        "m = MatMul(x, V) h = Slice(m, zero, two, last) n = Neg(h) t = Tile(n, thrice) "
-        "y = Mul(t, eight)",
-        1,
-    ),
-    "biases in a row": (BIASED + "y = Add(a, b2)", 1),
-    "three biases and scales": (
-        BIASED + "c = Add(a, b2) e = Mul(c, ls) f = Sub(e, b3) y = Mul(f, eight)",
-        4,
-    ),
-    "gemm": ("f = Flatten<axis=2>(x) g = Gemm<alpha=0.5>(f, W, b) y = Mul(g, ls)", 1),
-    "gemm without a bias": ("f = Flatten<axis=2>(x) g = Gemm(f, W) y = Add(g, b)", 1),
-    "conv": ("c = Conv<pads=[1,1]>(x, K, k) y = Mul(c, column)", 1),
-    "conv without a bias": ("c = Conv<pads=[1,1]>(x, K) y = Add(c, column)", 1),
-    "einsum": ('m = Einsum<equation="...c,ce->...e">(x, W) y = Mul(m, ls)', 1),
-    "einsum, a number": ('m = Einsum<equation="ec,...c->...e">(U, x) y = Mul(m, eight)', 1),
-    "einsum, its weight first": ('m = Einsum<equation="ec,btc->bte">(U, x) y = Mul(m, ls)', 1),
-    "batch norm behind a Dropout": (
-        "c = Conv(x, K, k) e = Dropout(c) y = BatchNormalization(e, s5, k, b2, s5)",
-        1,
-    ),
-    "transpose matmul": ("m = com.microsoft.TransposeMatMul(x, W) y = Mul(m, ls)", 1),
-    "a number behind a cumulative sum": ("m = MatMul(x, W) c = CumSum(m, i1) y = Div(c, eight)", 1),
-    "batch norm": ("c = Conv(x, K, k) y = BatchNormalization(c, s5, k, b2, s5)", 1),
-    "gemm and batch norm": (
-        "f = Flatten<axis=2>(x) g = Gemm(f, W, b) y = BatchNormalization(g, s5, k, b2, s5)",
-        1,
-    ),
-    "batch norm without a bias": ("c = Conv(x, K) y = BatchNormalization(c, s5, k, b2, s5)", 1),
-    "depthwise": ("c = Conv<group=4>(x, D) y = Mul(c, four)", 1),
-    "the alpha of a DyT": (
-        BIASED + "s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) y = Add(g, b2)",
-        1,
-    ),
-    "a weight behind a layout": (
-        "T = Transpose(U) m = MatMul(x, T) a = Add(m, b) y = Mul(a, ls)",
-        1,
-    ),
-    "a number into a weight behind a layout": (
-        "T = Transpose(U) m = MatMul(x, T) y = Mul(m, eight)",
-        1,
-    ),
-    "gamma and beta of a norm's operator": (
-        "n = LayerNormalization(x, d, d3) h = Mul(n, eight) y = Neg(h)",
-        2,
-    ),
-    "a gamma of ones": ("n = LayerNormalization(x, ones) y = Mul(n, d)", 1),
-    "a new beta": ("n = LayerNormalization(x, d) y = Add(n, d3)", 1),
-    "a new beta, scaled": ("n = LayerNormalization(x, ones) a = Add(n, d3) y = Mul(d, a)", 2),
-    "a beta of zeros": ("n = LayerNormalization(x, d, noughts) y = Sub(n, d3)", 1),
-    "scores of what a norm's operator gives": (
-        "n = LayerNormalization(x, d) t = Transpose<perm=[0,2,1]>(x) s = MatMul(n, t) "
-        "y = Div(s, eight)",
-        1,
-    ),
-    "a factor of 0": (BIASED + "y = Mul(a, zeros)", 1),
-}
+MOVES = read("scale_moves")
+REFUSED = read("scale_refusals")
 
 
-@pytest.mark.parametrize("case", MOVES)
-def test_scales_move_and_nothing_else_changes(case: str) -> None:
-    assert_moved(*MOVES[case])
-
-
-REFUSED = {
-    "a residual reads it too": "m = MatMul(x, W) a = Mul(m, ls) y = Add(a, m)",
-    "by what is computed": "m = MatMul(x, W) h = Tanh(m) n = MatMul(x, W2) y = Mul(n, h)",
-    "the alpha of a DyT whose input a residual reads": (
-        BIASED + "s = Mul(a, eight) h = Tanh(s) g = Mul(h, ls) n = Add(g, b2) y = Add(n, a)"
-    ),
-    "along tokens": "m = MatMul(x, W) y = Mul(m, four)",
-    "behind an activation": "m = MatMul(x, W) h = Tanh(m) y = Mul(h, ls)",
-    "scores of inputs": "t = Transpose<perm=[0,2,1]>(x) s = MatMul(x, t) y = Div(s, eight)",
-    "a bias alone": "m = MatMul(x, W) y = Add(m, b)",
-    "number by which is divided": "m = MatMul(x, W) y = Div(ls, m)",
-    "channels behind a repetition": "m = MatMul(x, V) t = Tile(m, thrice) y = Mul(t, long)",
-    "integers in between": (
-        "m = MatMul(x, W) i = Cast<to=7>(m) f = Cast<to=11>(i) y = Mul(f, eight)"
-    ),
-    "a shift of every head, of a layer without a bias": (
-        "f = Flatten<axis=2>(x) g = Gemm(f, H) r = Reshape(g, heads3x4) y = Add(r, bq)"
-    ),
-    "a bias per token": "m = MatMul(x, W) a = Add(m, table) y = Mul(a, ls)",
-    "a shift behind a norm that has no beta": (
-        "n = com.microsoft.SimplifiedLayerNormalization(x, d) h = Identity(n) y = Add(h, d3)"
-    ),
-    "a shift of one axis behind a norm over two": (
-        "n = LayerNormalization<axis=1>(x, g46) y = Add(n, d)"
-    ),
-    "a sign behind a layer": BIASED + "y = Neg(a)",
-    "a shift behind Neg": BIASED + "h = Neg(a) y = Add(h, ls)",
-    "a batch norm behind Neg": (
-        "c = Conv(x, K, k) h = Neg(c) y = BatchNormalization(h, s5, k, b2, s5)"
-    ),
-    "one number behind a norm": "n = LayerNormalization(x, d) y = Add(n, eight)",
-    "a gamma that is beta too": "n = LayerNormalization(x, d, d) h = Neg(n) y = Mul(h, eight)",
-    "a norm whose beta is computed": (
-        "s = ReduceMean<keepdims=0>(x, i01) t = Tanh(s) n = LayerNormalization(x, d, t) "
-        "h = Neg(n) y = Mul(h, eight)"
-    ),
-    "a bias that is computed": (
-        "s = ReduceMean<keepdims=0>(x, i01) f = Flatten<axis=2>(x) g = Gemm(f, V, s) y = Mul(g, d)"
-    ),
-    "a norm that a residual reads": (
-        "n = LayerNormalization(x, d) h = Neg(n) m = Mul(h, eight) y = Add(m, n)"
-    ),
-}
+@pytest.mark.parametrize("case", MOVES.values(), ids=MOVES)
+def test_scales_move_and_nothing_else_changes(case: Case) -> None:
+    assert_moved(case.body, int(case.columns[0]))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -177,7 +46,7 @@ def test_what_is_no_scale_of_a_weight_stays(case: str) -> None:
         "g46": rng.standard_normal((4, 6)),
         "i01": np.array([0, 1]),
     }
-    assert not absorb(scale_model(REFUSED[case], more)).fusions
+    assert not absorb(scale_model(REFUSED[case].body, more)).fusions
 
 
 def test_the_scale_of_attention_scores_moves_for_our_kernels_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from onnxfold.passes.stream_forms.plan import Shortened
 from onnxfold.passes.stream_forms.stream import follows
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.shapes import infer
-from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, halved
+from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, between, halved
 from tests.passes.stream_forms.compressing import (
     PLAN,
     ROUNDING,
@@ -105,63 +104,37 @@ def test_an_activation_in_the_stream_is_named_and_compressing_it_is_wrong() -> N
     is_wrong(model, replace(PLAN, values=(*PLAN.values, Shortened("relu", 2))))
 
 
-def _read_in_full(graph: CentredStream) -> str:
-    graph.node("ReduceSumSquare", ["h"], "size", keepdims=0)
-    graph.outputs.append("size")
-    return "h"
-
-
-def _table_read_in_full(graph: CentredStream) -> str:
-    graph.node("ReduceSumSquare", ["table"], "size", keepdims=0)
-    graph.outputs.append("size")
-    return "h"
-
-
-@pytest.mark.parametrize(
-    ("between", "code"),
-    [(_read_in_full, "exact_reader"), (_table_read_in_full, "shared_weight")],
-)
-def test_what_another_node_reads_in_full_keeps_its_channel(
-    between: Callable[[CentredStream], str], code: str
-) -> None:
-    model = CentredStream().model(between)
+@pytest.mark.parametrize(("read", "code"), [("h", "exact_reader"), ("table", "shared_weight")])
+def test_what_another_node_reads_in_full_keeps_its_channel(read: str, code: str) -> None:
+    size = f"size = ReduceSumSquare<keepdims=0>({read})"
+    model = CentredStream().model(between(size, "size", reads="h"))
     reason = reason_of(model)
     assert reason["code"] == code
     assert reason["nodes"] == ["size"]
     is_wrong(model)
 
 
-def _stream_is_an_output(graph: CentredStream) -> str:
-    graph.outputs.append("h")
-    return "h"
-
-
 def test_a_stream_that_is_an_output_keeps_its_channel() -> None:
-    model = CentredStream().model(_stream_is_an_output)
+    model = CentredStream().model(between("", "h", reads="h"))
     reason = reason_of(model)
     assert reason["code"] == "graph_output"
     assert reason["nodes"] == ["h"]
     is_wrong(model)
 
 
-def _quantised(graph: CentredStream) -> str:
-    graph.weights["quantised"] = np.arange(-C * 2, C * 2, dtype=np.int8).reshape(4, C)
-    graph.weights["scale"] = np.array(0.1)
-    graph.weights["four"] = np.full((5, 4), 0.5)
-    graph.node("DequantizeLinear", ["quantised", "scale"], "Q")
-    graph.node("MatMul", ["x", "four"], "f")
-    graph.node("MatMul", ["f", "Q"], "g")
-    return graph.node("Add", ["h", "g"], "i")
-
-
 def test_a_quantised_weight_is_refused() -> None:
-    assert reason_of(CentredStream().model(_quantised))["code"] == "quantised"
+    nodes = between(
+        "Q = DequantizeLinear(quantised, scale) f = MatMul(x, four) g = MatMul(f, Q) i = Add(h, g)",
+        quantised=np.arange(-C * 2, C * 2, dtype=np.int8).reshape(4, C),
+        scale=0.1,
+        four=np.full((5, 4), 0.5),
+    )
+    assert reason_of(CentredStream().model(nodes))["code"] == "quantised"
 
 
-def _reversed(graph: CentredStream) -> str:
-    bounds = {"start": -1, "end": -(2**62), "axis": 2, "step": -1}
-    graph.weights |= {name: np.array([bound]) for name, bound in bounds.items()}
-    return graph.node("Slice", ["h", *bounds], "turned")
+_reversed = between(
+    "turned = Slice(h, start, end, axis, step)", start=[-1], end=[-(2**62)], axis=[2], step=[-1]
+)
 
 
 def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
@@ -170,36 +143,28 @@ def test_a_stream_whose_channels_are_turned_around_keeps_them_all() -> None:
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["turned"])
 
 
-def _named_whole(graph: CentredStream) -> str:
-    graph.weights |= {"start": np.array([0]), "end": np.array([C]), "axis": np.array([2])}
-    return graph.node("Slice", ["h", "start", "end", "axis"], "named")
-
-
 def test_a_stream_whose_number_of_channels_a_slice_names_keeps_them_all() -> None:
-    reason = reason_of(CentredStream().model(_named_whole))
+    named = between("named = Slice(h, start, end, axis)", start=[0], end=[C], axis=[2])
+    reason = reason_of(CentredStream().model(named))
     assert (reason["code"], reason["nodes"]) == ("unknown_op", ["named"])
 
 
-def _over_both_axes(graph: CentredStream) -> str:
-    graph.weights["ones"] = np.ones((T, C))
-    graph.outputs.append(graph.node("RMSNormalization", ["h", "ones"], "second", axis=-2))
-    return "h"
-
-
-def _over_tokens(graph: CentredStream) -> str:
-    graph.weights["ones"] = np.ones(T)
-    graph.node("Transpose", ["h"], "columns", perm=[0, 2, 1])
-    graph.outputs.append(graph.node("RMSNormalization", ["columns", "ones"], "second", axis=-1))
-    return "h"
-
-
 @pytest.mark.parametrize(
-    ("between", "code"), [(_over_both_axes, "no_cheaper_form"), (_over_tokens, "unknown_op")]
+    ("body", "ones", "code"),
+    [
+        ("second = RMSNormalization<axis=-2>(h, ones)", (T, C), "no_cheaper_form"),
+        (
+            "t = Transpose<perm=[0,2,1]>(h) second = RMSNormalization<axis=-1>(t, ones)",
+            (T,),
+            "unknown_op",
+        ),
+    ],
 )
 def test_a_norm_over_other_axes_reads_every_channel(
-    between: Callable[[CentredStream], str], code: str
+    body: str, ones: tuple[int, ...], code: str
 ) -> None:
-    result = to_crms(CentredStream().model(between))
+    second = between(body, "second", reads="h", ones=np.ones(ones))
+    result = to_crms(CentredStream().model(second))
     assert not result.changed
     reasons = {row["name"]: row["reason"] for row in result.report["inspect"]["norms"]}
     assert (reasons["n"]["code"], reasons["n"]["nodes"]) == ("unknown_op", ["second"])
@@ -223,14 +188,18 @@ def test_an_entry_of_a_shape_follows_the_axis_that_it_is_of(entry: int, told: bo
 
 
 def test_other_streams_of_the_model_are_compressed_all_the_same() -> None:
-    def between(graph: CentredStream) -> str:
-        graph.weights["W2"] = graph.weights["W"][:, ::-1].copy()
-        graph.node("MatMul", ["x", "W2"], "other")
-        graph.node("RMSNormalization", ["other", "gamma"], "second", axis=-1)
-        graph.outputs.append(graph.node("MatMul", ["second", "head"], "y2"))
+    second = between(
+        "other = MatMul(x, W2) second = RMSNormalization<axis=-1>(other, gamma) "
+        "y2 = MatMul(second, head)",
+        "y2",
+        W2=CentredStream().weights["W"][:, ::-1].copy(),
+    )
+
+    def both(graph: CentredStream) -> str:
+        second(graph)
         return _reversed(graph)
 
-    result = to_crms(CentredStream().model(between))
+    result = to_crms(CentredStream().model(both))
     assert shapes_of_weights(result.model)["W2"] == (5, C - 1)
     assert shapes_of_weights(result.model)["W"] == (5, C)
 
@@ -258,30 +227,24 @@ def test_channels_whose_number_an_input_tells_are_refused() -> None:
     assert "the size of a normalized axis is not known" in reason["sentence"]
 
 
-def _joined(graph: CentredStream) -> str:
-    token = np.random.default_rng(3).standard_normal((1, 1, C))
-    graph.weights["token"] = token - token.mean()
-    graph.weights["batch"] = np.array([B, 1, 1], np.int64)
-    graph.node("Expand", ["token", "batch"], "tokens")
-    return graph.node("Concat", ["tokens", "h"], "joined", axis=1)
-
-
 def test_a_factor_and_a_class_token_go_along() -> None:
     is_right(CentredStream().model(halved), "table", "W", "b")
-    is_right(CentredStream().model(_joined), "table", "W", "b", "token")
-
-
-def _centred(graph: CentredStream) -> str:
-    graph.weights["axes"] = np.array([-1], np.int64)
-    graph.node("Relu", ["h"], "r")
-    graph.node("ReduceMean", ["r", "axes"], "mean")
-    graph.node("Sub", ["r", "mean"], "c")
-    graph.weights["two"] = np.array(2.0)
-    return graph.node("Mul", ["c", "two"], "doubled")
+    token = np.random.default_rng(3).standard_normal((1, 1, C))
+    joined = between(
+        "tokens = Expand(token, batch) joined = Concat<axis=1>(tokens, h)",
+        token=token - token.mean(),
+        batch=[B, 1, 1],
+    )
+    is_right(CentredStream().model(joined), "table", "W", "b", "token")
 
 
 def test_what_is_centred_at_run_time_enters_by_one_slice() -> None:
-    compressed = is_right(CentredStream("table", "W", "b").model(_centred))
+    centred = between(
+        "r = Relu(h) mean = ReduceMean(r, axes) c = Sub(r, mean) doubled = Mul(c, two)",
+        axes=[-1],
+        two=2.0,
+    )
+    compressed = is_right(CentredStream("table", "W", "b").model(centred))
     assert [node.op_type for node in compressed.graph.node].count("Slice") == 1
 
 
@@ -340,12 +303,7 @@ def test_every_target_reports_its_crms_norms_and_can_be_converted_back(target: T
 def test_no_scale_moves_where_nothing_is_compressed(target: Target) -> None:
     """A factor could move into a weight next to the stream, which only compression needs."""
 
-    def beside(graph: CentredStream) -> str:
-        graph.weights["half"] = np.array(0.5)
-        graph.node("MatMul", ["h", "head"], "q")
-        graph.outputs.append(graph.node("Mul", ["q", "half"], "scaled"))
-        return "h"
-
+    beside = between("q = MatMul(h, head) scaled = Mul(q, half)", "scaled", reads="h", half=0.5)
     model = CentredStream("table", "W", "b").model(beside)
     result = to_crms(model, target=target)
     assert not result.changed
@@ -382,14 +340,10 @@ def test_half_floats_lose_no_more_than_before(shift: float) -> None:
     feeds = {"x": rng.standard_normal((rows, 64)).astype(np.float16)}
     truth, whole, shorter = (
         evaluate(model, feeds),
-        outputs_of(model, feeds),
-        outputs_of(result.model, feeds),
+        outputs(model, feeds),
+        outputs(result.model, feeds),
     )
     for t, before, after in zip(truth, whole, shorter, strict=True):
         old, new = (np.abs(each - t).max(axis=0) for each in (before, after))
         assert new.max() < 2 * old.max()
         assert np.sqrt((new**2).mean()) < 1.5 * np.sqrt((old**2).mean())
-
-
-def outputs_of(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    return outputs(model, feeds)

@@ -25,7 +25,7 @@ from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
 from onnxfold.passes.stream_forms.shrink_consumers import apply, decide, decide_back
 from onnxfold.pipeline.finalize import define_functions, settle_functions
 from onnxfold.pipeline.proofs import of_readers as prove
-from tests.passes.centred_stream import FEEDS, C, CentredStream
+from tests.passes.centred_stream import FEEDS, C, CentredStream, between
 from tests.soundness.float64 import evaluate, relative_error
 
 Array = npt.NDArray[Any]
@@ -46,7 +46,7 @@ def _error(a: onnx.ModelProto, b: onnx.ModelProto) -> float:
     return relative_error(evaluate(a, FEEDS), evaluate(b, FEEDS))
 
 
-def _behind(*steps: Callable[[CentredStream], None], gamma: bool = True) -> onnx.ModelProto:
+def _behind(*steps: Callable[[CentredStream], object], gamma: bool = True) -> onnx.ModelProto:
     """The model with more nodes after its norm, whose output is n."""
     graph = CentredStream()
     if not gamma:
@@ -82,11 +82,11 @@ def test_a_linear_layer_reads_the_differences_to_its_last_row(target: Target) ->
 
 
 def test_two_norms_give_one_channel_less_each_to_their_own_readers() -> None:
-    def second(graph: CentredStream) -> None:
-        graph.weights["head2"] = np.random.default_rng(6).standard_normal((C, 3))
-        graph.node("RMSNormalization", ["h", "gamma"], "n2", axis=-1)
-        graph.outputs.append(graph.node("MatMul", ["n2", "head2"], "y2"))
-
+    second = between(
+        "n2 = RMSNormalization<axis=-1>(h, gamma) y2 = MatMul(n2, head2)",
+        "y2",
+        head2=np.random.default_rng(6).standard_normal((C, 3)),
+    )
     model = _behind(second)
     result = _shorter(model)
     assert result.report["inspect"]["summary"]["without_last"] == 2
@@ -106,24 +106,7 @@ def _kept(model: onnx.ModelProto) -> dict[str, Any]:
     return reason
 
 
-def _residual(graph: CentredStream) -> None:
-    graph.node("Relu", ["n"], "r")
-    graph.outputs.append(graph.node("Add", ["n", "r"], "sum"))
-
-
-def _head_in_full(graph: CentredStream) -> None:
-    graph.outputs.append(graph.node("ReduceSumSquare", ["head"], "size", keepdims=0))
-
-
-def _output(graph: CentredStream) -> None:
-    graph.outputs.append("n")
-
-
-def _in_heads(graph: CentredStream) -> None:
-    graph.weights["heads"] = np.array([0, 0, 2, C // 2], np.int64)
-    graph.weights["W4"] = np.random.default_rng(5).standard_normal((C // 2, 3))
-    graph.node("Reshape", ["n", "heads"], "split")
-    graph.outputs.append(graph.node("MatMul", ["split", "W4"], "by_head"))
+_residual = between("r = Relu(n) sum = Add(n, r)", "sum")
 
 
 def _in_a_body(graph: CentredStream) -> None:
@@ -140,14 +123,22 @@ def _in_a_body(graph: CentredStream) -> None:
     ("step", "code"),
     [
         (_residual, "exact_reader"),
-        (_head_in_full, "shared_weight"),
-        (_output, "graph_output"),
-        (_in_heads, "fiber_broken"),
+        (between("size = ReduceSumSquare<keepdims=0>(head)", "size"), "shared_weight"),
+        (between("", "n", reads="n"), "graph_output"),
+        (
+            between(
+                "split = Reshape(n, heads) by_head = MatMul(split, W4)",
+                "by_head",
+                heads=[0, 0, 2, C // 2],
+                W4=np.random.default_rng(5).standard_normal((C // 2, 3)),
+            ),
+            "fiber_broken",
+        ),
         (_in_a_body, "body_border"),
     ],
 )
 def test_a_norm_gives_all_channels_where_a_reader_is_no_linear_layer(
-    step: Callable[[CentredStream], None], code: str
+    step: Callable[[CentredStream], object], code: str
 ) -> None:
     assert _kept(_behind(step, gamma=False))["code"] == code
 
@@ -156,18 +147,18 @@ def test_gamma_that_no_layer_takes_keeps_all_channels() -> None:
     assert _kept(_behind(_residual))["code"] == "affine_norm_output"
 
 
-def _turned(graph: CentredStream) -> None:
-    rng = np.random.default_rng(6)
-    graph.weights |= {"first": np.array([0, 1])}
-    graph.node("Shape", ["n"], "sizes")
-    graph.node("Gather", ["sizes", "first"], "batch", axis=0)
-    graph.outputs.append(graph.node("Cast", ["batch"], "seen", to=TensorProto.DOUBLE))
-    graph.weights |= {"A": rng.standard_normal((3, C)), "rows": np.array([-1, C], np.int64)}
-    graph.weights |= {"c": rng.standard_normal(3), "D": rng.standard_normal((2, C))}
-    graph.node("Reshape", ["n", "rows"], "flat")
-    graph.outputs.append(graph.node("Gemm", ["flat", "A", "c"], "g", transB=1, alpha=0.5))
-    graph.node("Transpose", ["D"], "Dt", perm=[1, 0])
-    graph.outputs.append(graph.node("MatMul", ["n", "Dt"], "d"))
+_RNG = np.random.default_rng(6)
+_turned = between(
+    "sizes = Shape(n) batch = Gather<axis=0>(sizes, first) seen = Cast<to=11>(batch) "
+    "flat = Reshape(n, rows) g = Gemm<transB=1, alpha=0.5>(flat, A, c) "
+    "Dt = Transpose<perm=[1,0]>(D) d = MatMul(n, Dt)",
+    "seen g d",
+    first=[0, 1],
+    rows=[-1, C],
+    A=_RNG.standard_normal((3, C)),
+    c=_RNG.standard_normal(3),
+    D=_RNG.standard_normal((2, C)),
+)
 
 
 def test_layouts_of_the_norm_and_of_weights_go_along() -> None:
