@@ -19,6 +19,30 @@ from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.refusal import Refusal
 
 AffinePart = ir.Value | Array | None  # gamma or beta
+# The norms that are one operator: standard, ONNX Runtime's, and onnxfold's own.
+NORM_OPERATORS = frozenset(
+    {
+        ("", "GroupNormalization"),
+        ("", "InstanceNormalization"),
+        ("", "LayerNormalization"),
+        ("", "LpNormalization"),
+        ("", "MeanVarianceNormalization"),
+        ("", "RMSNormalization"),
+        ("", "SimplifiedLayerNormalization"),
+        ("com.microsoft", "GroupNorm"),
+        ("com.microsoft", "LayerNormalization"),
+        ("com.microsoft", "SimplifiedLayerNormalization"),
+        ("onnxfold", "LayerNorm"),
+        ("onnxfold", "LayerNormAffine"),
+        ("onnxfold", "LayerNormScale"),
+        ("onnxfold", "RMSNorm"),
+        ("onnxfold", "RMSNormAffine"),
+        ("onnxfold", "RMSNormScale"),
+    }
+)
+# Those that have no operands for gamma and beta.
+WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
+EMBEDDED = "onnxfold.embedded"  # a mark on the norm of a former EmbedLayerNormalization
 
 
 class NormKind(StrEnum):

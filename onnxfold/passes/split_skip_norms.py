@@ -15,7 +15,7 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.norms.operators import EMBEDDED
+from onnxfold.norms.site import EMBEDDED
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
 SPLIT = "onnxfold.split"  # the same on an RMS norm of ONNX Runtime that the model lacks

@@ -16,9 +16,8 @@ from onnxfold.graph import Fiber, ModelInfo, node_label, operator
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.operands import is_read_once, only_reader, producer_of
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring
-from onnxfold.norms.operators import WITHOUT_AFFINE
 from onnxfold.norms.second_moments import MOMENTS, Moments
-from onnxfold.norms.site import NormForm, NormKind, NormSite, mean_subtracted_by
+from onnxfold.norms.site import WITHOUT_AFFINE, NormForm, NormKind, NormSite, mean_subtracted_by
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of

@@ -18,7 +18,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.norms import CENTRINGS, NORMS
 from onnxfold.norms.site import BareCentring, NormSite
-from onnxfold.operators.families.transfer import ZeroMean
+from onnxfold.operators.families.transfer import ZeroMean, refuse_value
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import (
     EXACT,
@@ -121,9 +121,8 @@ class _Walk:
 
     def _pull(self, point: Point) -> PointFacts:
         if self._overflows(point.value):
-            name = point.value.name or ""
-            sentence = f"'{name}' has inf or NaN, or its type cannot represent its centered values"
-            refusal = Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+            sentence = "has inf or NaN, or its type cannot represent its centered values"
+            refusal = refuse_value(RefusalCode.NON_FINITE_WEIGHT, point.value, sentence)
             return PointFacts(opaque=refusal)
         if self._view.tensor(point.value) is not None:
             return self._pull_constant(point.value)
@@ -151,14 +150,13 @@ class _Walk:
 
     def _pull_constant(self, value: ir.Value) -> PointFacts:
         tensor = self._view.tensor(value)
-        name = value.name or ""
         narrow = refuse_narrow(self._view, value)
         if narrow is not None:
             return PointFacts(opaque=narrow)
         if tensor is not None and tensor.dtype in FLOATS:
             return PointFacts(constant=True)
-        sentence = f"'{name}' holds {tensor.dtype if tensor else 'no tensor'}, not floats"
-        return PointFacts(opaque=Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,)))
+        sentence = f"holds {tensor.dtype if tensor else 'no tensor'}, not floats"
+        return PointFacts(opaque=refuse_value(RefusalCode.UNSUPPORTED_TYPE, value, sentence))
 
     def _overflows(self, value: ir.Value) -> bool:
         """Whether the centered values of a value are surely not finite; small constants are read.
@@ -175,9 +173,8 @@ class _Walk:
         carries_to: dict[Point, None] = {}
         exact: list[Refusal] = []
         if self._view.is_output(point.value):
-            name = point.value.name or ""
-            sentence = f"'{name}' is an output of its graph"
-            exact.append(Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,)))
+            sentence = "is an output of its graph"
+            exact.append(refuse_value(RefusalCode.GRAPH_OUTPUT, point.value, sentence))
         for reader in self._view.readers(point.value):
             response = self._transfers.forward(point, reader)
             if response == ():

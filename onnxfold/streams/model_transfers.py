@@ -23,7 +23,7 @@ from onnxfold.norms.site import AffinePart, NormForm, NormSite, mean_subtracted_
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
-from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse
+from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse, refuse_value
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode, refuse_overridable
 from onnxfold.streams import fiber_parts
@@ -126,7 +126,7 @@ class ModelTransfers:
         code = RefusalCode.GRAPH_INPUT
         if value.graph is not self.view.model.graph:
             code = RefusalCode.BODY_BORDER
-        return Refusal(code, f"'{value.name}' is an input of its graph", (value.name or "",))
+        return refuse_value(code, value, "is an input of its graph")
 
     def _backward_through_norm(
         self, value: ir.Value, node: ir.Node, fiber: Fiber, assumptions: Assumptions

@@ -5,17 +5,17 @@ operands, down to weights, and downstream to its readers, up to the norms that i
 Subclasses define the change: which producers, weights and readers can take it, and where it ends.
 """
 
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, Reader, node_label, operator
+from onnxfold.graph import FLOATS, ModelInfo, Reader
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
-from onnxfold.operators.families.transfer import Backward, Carried
+from onnxfold.operators.families.transfer import Backward, Carried, refuse, refuse_value
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
@@ -146,19 +146,16 @@ class StreamWalk:
 
     def refuse_weight(self, point: Point) -> Refusal | None:
         """Say why a weight cannot be changed: one of floats can, in the type that it has."""
-        tensor, name = self.info.tensor(point.value), point.value.name or ""
+        tensor, code = self.info.tensor(point.value), RefusalCode.UNSUPPORTED_TYPE
         if tensor is None or tensor.dtype not in FLOATS:
-            sentence = f"'{name}' does not contain floats"
-            return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, (name,))
+            return refuse_value(code, point.value, "does not contain floats")
         return refuse_narrow(self.info, point.value)
 
     def forward(self, point: Point) -> Refusal | None:
         """Take the readers of a point into the stream, or say which one cannot be."""
-        name = point.value.name or ""
         entry = point in self.stream.entries
         if self.info.is_output(point.value) and not entry:
-            sentence = f"'{name}' is an output of its graph"
-            return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (name,))
+            return refuse_value(RefusalCode.GRAPH_OUTPUT, point.value, "is an output of its graph")
         inside = self.stream.readers.setdefault(point, [])
         for reader in self.info.readers(point.value):
             why = self.read(point, reader)
@@ -200,18 +197,28 @@ class StreamWalk:
         """Say that a reader must see the values as they are."""
         shared = self.info.tensor(point.value) is not None
         code = RefusalCode.SHARED_WEIGHT if shared else RefusalCode.EXACT_READER
-        label = node_label(reader.node)
-        sentence = f"{operator(reader.node)} '{label}' reads '{point.value.name}' in full"
-        return Refusal(code, sentence, (label,))
+        return refuse(code, reader.node, f"reads '{point.value.name}' in full")
 
     def unknown(self, node: ir.Node) -> Refusal:
         """Say that nothing is known of a node that would have to be of the stream."""
-        label = node_label(node)
-        sentence = f"{operator(node)} '{label}' has no rule for a stream {self.change}"
-        return Refusal(RefusalCode.UNKNOWN_OP, sentence, (label,))
+        return refuse(RefusalCode.UNKNOWN_OP, node, f"has no rule for a stream {self.change}")
 
 
 def broken_at(value: ir.Value, sentence: str) -> Refusal:
     """Return the refusal for a value whose channels cannot be followed."""
-    name = value.name or ""
-    return Refusal(RefusalCode.FIBER_BROKEN, f"'{name}' {sentence}", (name,))
+    return refuse_value(RefusalCode.FIBER_BROKEN, value, sentence)
+
+
+class BasisWalk(StreamWalk):
+    """Finds a stream among the norms of a model; ``owners``: the norms that a node is part of."""
+
+    def __init__(self, info: ModelInfo, transfers: ModelTransfers, sites: Sequence[NormSite]):
+        super().__init__(info, transfers, {node: site for site in sites for node in site.nodes})
+        self.owners: dict[ir.Node, list[NormSite]] = defaultdict(list)
+        for site in sites:
+            for node in site.nodes:
+                self.owners[node].append(site)
+
+    def norms_of(self, value: ir.Value, node: ir.Node) -> list[NormSite]:
+        """Return the norms of a value that a node is part of."""
+        return [site for site in self.owners.get(node, ()) if site.input is value]

@@ -21,8 +21,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label, operator
 from onnxfold.graph.operands import computed_by, known_operand, operand, operands, producer_of
 from onnxfold.norms import NormSite
-from onnxfold.norms.operators import EMBEDDED
-from onnxfold.norms.site import AffinePart
+from onnxfold.norms.site import EMBEDDED, AffinePart
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of

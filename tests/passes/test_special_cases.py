@@ -154,6 +154,6 @@ def test_a_norm_between_transposes_stays_one_operator(monkeypatch: pytest.Monkey
     """ONNX Runtime would move them through an RMS norm, which ends on another axis then."""
     model = _model("recipes/convnext-t")
     folds = _FIGURES["folds"](onnxfold.optimize(model, target="kernels", check=None))
-    worth = importlib.import_module("onnxfold.passes.centring.worth")
+    worth = importlib.import_module("onnxfold.passes.centring.decide")
     monkeypatch.setattr(worth, "turned_norms", lambda *_: frozenset())
     assert _FIGURES["folds"](onnxfold.optimize(model, target="kernels", check=None)) > folds

@@ -17,7 +17,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.apply import apply as apply_lowering
+from onnxfold.passes.lower.decide import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare

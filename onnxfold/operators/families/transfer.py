@@ -58,6 +58,12 @@ def refuse(code: RefusalCode, node: ir.Node, sentence: str) -> Refusal:
     return Refusal(code, f"{operator(node)} '{label}' {sentence}", (label,))
 
 
+def refuse_value(code: RefusalCode, value: ir.Value, sentence: str) -> Refusal:
+    """Return a refusal that names the value at fault."""
+    name = value.name or ""
+    return Refusal(code, f"'{name}' {sentence}", (name,))
+
+
 def unknown_shape(node: ir.Node) -> Refusal:
     """Return the refusal for a node with unknown ranks or sizes nearby."""
     return refuse(RefusalCode.UNKNOWN_SHAPE, node, "has an unknown shape; run shape inference")

@@ -1,8 +1,19 @@
-"""Linear layers that absorb r and s of their input: what changes for each, and the change."""
+"""Linear layers that absorb r and s of their input: what changes for each, and the change.
+
+The scale left in a norm whose gamma moves: a power of two, which W absorbs exactly.
+
+    y W = (n s) (diag(g / s) W)                          for any s > 0
+
+A norm of one operator always multiplies by a scale, and runtimes fuse a spelled-out norm only with
+a product after it. Simplifiers remove products by ones (docs/pipeline.md), so s is 1/2: 2 g W is as
+exact as g W. If half floats cannot represent the result, s is 2, unless g W / 2 has fewer digits
+than g W.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
@@ -16,12 +27,14 @@ from onnxfold.passes.affine.affine_walk import ReachedLayer
 from onnxfold.passes.affine.plan import Absorption
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of, ref_of
-from onnxfold.refusal import Refusal
+from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.dequantised import holder_of, quantised_weight
 from onnxfold.weights.edited import Product
 from onnxfold.weights.edits import Scale, Shift
 from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
+
+_HALF, _TWO = 0.5, 2.0
 
 
 def absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
@@ -201,3 +214,30 @@ def shape_of(view: ModelInfo, value: ir.Value | None) -> tuple[int, ...] | None:
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
     return tuple(tensor.shape.numpy())
+
+
+def is_kept_scale(gamma: Float64) -> bool:
+    """Whether a gamma is one power of two other than 1, which is not worth moving."""
+    mantissa, exponent = np.frexp(gamma[:1])
+    return bool(gamma.size and mantissa[0] == 0.5 and exponent[0] != 1 and np.ptp(gamma) == 0)
+
+
+def kept_scale(view: ModelInfo, gamma: Float64, readers: Iterable[Absorption]) -> float | Refusal:
+    """Return the scale that all readers of a norm can absorb, or why there is none."""
+    left = _HALF
+    for reader in readers:
+        tensor = view.tensor(view.by_ref()[reader.weight.value])
+        if tensor is None or tensor.dtype is not ir.DataType.FLOAT16:
+            continue  # other types have the exponents of float32 or more
+        shape = tuple(tensor.shape.numpy())
+        factor = reader.weight.channels.spread(reader.placed(gamma, 1.0), shape)
+        sizes = np.abs(tensor.numpy().astype(np.float64) * factor)
+        limits = np.finfo(np.float16)
+        if 2 * sizes.max(initial=0.0) <= float(limits.max):
+            continue
+        left = _TWO
+        if np.any((sizes > 0) & (sizes < 2 * float(limits.smallest_normal))):
+            name = reader.weight.value
+            sentence = f"weight '{name}' can absorb neither 1/2 nor 2 as {tensor.dtype}"
+            return Refusal(RefusalCode.NON_FINITE_WEIGHT, sentence, (name,))
+    return left

@@ -14,7 +14,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.cut_parts import cut_of, joined_at
 from onnxfold.operators.families.reactions import Passes, react
-from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.transfer import refuse, refuse_value
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -75,8 +75,7 @@ class _Walk:
     def _enter(self, value: ir.Value, carried: _Carried) -> Refusal | None:
         """Record that a value carries the diagonal, and queue its readers."""
         if self._view.is_output(value):
-            sentence = f"'{value.name}' is an output of its graph"
-            return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (value.name or "",))
+            return refuse_value(RefusalCode.GRAPH_OUTPUT, value, "is an output of its graph")
         self._at[value] = carried
         for reader in self._view.readers(value):
             if reader.node.graph is not self._home:

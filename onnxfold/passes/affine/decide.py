@@ -19,9 +19,13 @@ from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.options import Target
-from onnxfold.passes.affine.absorptions import absorption, refuse_few_bits_of
+from onnxfold.passes.affine.absorptions import (
+    absorption,
+    is_kept_scale,
+    kept_scale,
+    refuse_few_bits_of,
+)
 from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
-from onnxfold.passes.affine.kept_scale import is_kept_scale, kept_scale
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of

@@ -15,8 +15,8 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
 from onnxfold.options import FuseAffine
+from onnxfold.passes.affine.absorptions import is_kept_scale
 from onnxfold.passes.affine.apply import Norms, source_within
-from onnxfold.passes.affine.kept_scale import is_kept_scale
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.affine.source import AffineSource, source_of
 from onnxfold.passes.base import Settings

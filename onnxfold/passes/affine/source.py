@@ -10,9 +10,8 @@ from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import is_read_once, known_operand
 from onnxfold.graph.operands import operand as operand_of
-from onnxfold.norms.operators import NORM_OPERATORS, WITHOUT_AFFINE
 from onnxfold.norms.quotients import refuse_constant
-from onnxfold.norms.site import NormForm, NormKind, NormSite
+from onnxfold.norms.site import NORM_OPERATORS, WITHOUT_AFFINE, NormForm, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.passes.constant_edits import unrounded_numbers

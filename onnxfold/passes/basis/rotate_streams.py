@@ -26,12 +26,11 @@ from onnxfold.operators.families.transfer import Backward, ZeroMean, refuse
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.basis.basis_walk import BasisWalk
 from onnxfold.passes.basis.plan import RotatedStream, RotationPlan
 from onnxfold.passes.places import ChangedWeight
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, ModelTransfers, Point
-from onnxfold.streams.stream_walk import broken_at
+from onnxfold.streams.stream_walk import BasisWalk, broken_at
 from onnxfold.weights.edited import RotatedTensor
 from onnxfold.weights.rotations import RotationKind, has_hadamard
 

@@ -21,14 +21,14 @@ from onnxfold.graph.operands import operand
 from onnxfold.norms import NormForm, NormKind, NormSite
 from onnxfold.operators import facets
 from onnxfold.operators.families.rules import elements_of
-from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.transfer import refuse, refuse_value
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of
-from onnxfold.passes.basis.basis_walk import BasisWalk
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.streams.obstacles import refuse_foreign
+from onnxfold.streams.stream_walk import BasisWalk
 
 _EVERY = Fiber(())  # a scale is along no axis
 
@@ -88,8 +88,7 @@ class ScaleWalk(BasisWalk):
         """Take floats, wherever their channels are."""
         if point.value.dtype in FLOATS:
             return None
-        name = point.value.name or ""
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' does not contain floats", (name,))
+        return refuse_value(RefusalCode.UNSUPPORTED_TYPE, point.value, "does not contain floats")
 
     def refuse_second(self, known: Point) -> Refusal | None:
         """Take a value again: a scale is the same along every fiber."""

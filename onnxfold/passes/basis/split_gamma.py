@@ -23,7 +23,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
 from onnxfold.operators.families.reactions import react
-from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.transfer import refuse, refuse_value
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.plan import Observe
@@ -258,8 +258,7 @@ def weights_behind(
 ) -> list[EditPlace] | Refusal:
     """Return the weights that multiply the channels of a value; a Refusal where others read it."""
     if info.is_output(value):
-        sentence = f"'{value.name}' is an output of its graph"
-        return Refusal(RefusalCode.GRAPH_OUTPUT, sentence, (value.name or "",))
+        return refuse_value(RefusalCode.GRAPH_OUTPUT, value, "is an output of its graph")
     found: list[EditPlace] = []
     for reader in info.readers(value):
         made = _behind(info, reader, channels)

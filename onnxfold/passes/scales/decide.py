@@ -1,21 +1,23 @@
-"""Decide which scales, biases and BatchNormalizations move into the upstream linear layer.
+"""Decide which scales, biases and BatchNormalizations move into the linear layer before; do it.
 
-The scale of attention scores, 1 / sqrt(d), which runtimes expect where exporters write it.
-
-ONNX Runtime fuses it into FusedMatMul, and its Attention fusion, OpenVINO's and TensorRT's match
-MatMul, Mul or Div, (Add,) Softmax.
+The scale of attention scores, 1 / sqrt(d), stays where exporters write it: ONNX Runtime fuses it
+into FusedMatMul, and its Attention fusion, OpenVINO's and TensorRT's match MatMul, Mul or Div,
+(Add,) Softmax.
 """
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, Reader
 from onnxfold.graph.array_types import HALVES
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.model_info import Fact
-from onnxfold.graph.operands import known_operand, operands
+from onnxfold.graph.operands import known_operand, known_producer, operands
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.norms.site import NormForm
@@ -24,6 +26,7 @@ from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.operators.table import row_of
 from onnxfold.options import Target
 from onnxfold.passes.base import Settings
+from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.constant_operands import is_weight
@@ -37,7 +40,7 @@ from onnxfold.passes.scales.writer import (
 )
 from onnxfold.refusal import Refusal
 from onnxfold.weights.edited import edited
-from onnxfold.weights.edits import Scale
+from onnxfold.weights.edits import Scale, Shift
 from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
 
@@ -258,3 +261,37 @@ def _shifted(view: ModelInfo, op: ChannelOp, writer: LinearWriter) -> Place | No
 def _place(view: ModelInfo, root: EditPlace) -> Place:
     readers = len(root.value.uses()) + root.value.is_graph_output()
     return place_of(view, root.value, root.reader, root.channels, copy=readers != 1)
+
+
+def apply(edit: Editor, plan: ScalesPlan, settings: Settings) -> None:
+    """Apply the fusions in order: a later one scales what an earlier one has added."""
+    del settings  # the moves are already decided
+    values = edit.info.by_ref()
+    made: list[tuple[ScaleFusion, ChannelOp]] = []
+    for fusion in plan.fusions:
+        op = channel_op(edit.info, known_producer(values[fusion.output]))
+        if op is None:
+            raise InvariantError(f"'{fusion.output}' is no product or sum with a constant")
+        made.append((fusion, replace(op, node=edit.node(op.node))))
+    places = PlaceEditor(edit)
+    for fusion, op in made:
+        _do_before(places, fusion, op)
+
+
+def _do_before(places: PlaceEditor, fusion: ScaleFusion, op: ChannelOp) -> None:
+    """Change the constants before a scale, and remove the scale."""
+    for place in fusion.scaled:
+        if op.scale is not None:
+            scale = embedded(op.scale, fusion.part, place.channels.size)
+            places.append(place, Scale(place.channels, scale))
+    if fusion.shifted is not None and op.shift is not None:
+        channels = fusion.shifted.channels
+        shift = embedded(op.shift, fusion.part, channels.size, neutral=0.0)
+        places.append(fusion.shifted, Shift(channels, shift))
+    start, end = known_operand(op.node, op.index), op.node.outputs[0]
+    operands = list(op.node.inputs)
+    redirect(end, start, outputs=True)
+    sweep([op.node])
+    for operand in operands:
+        places.edit.drop_if_unread(operand)
+    inherit(end, start)

@@ -8,7 +8,7 @@ Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, section
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, Reader, operator, whole_axes
+from onnxfold.graph import ModelInfo, Reader, operator, whole_axes
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import producer_of
@@ -21,10 +21,9 @@ from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.passes.stream_forms.restore import completed_part
 from onnxfold.passes.stream_forms.shapes import change_shapes, declare, resize_weight
 from onnxfold.passes.stream_forms.stream import ResizingWalk
-from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.refusal import Refusal
 from onnxfold.streams.model_transfers import TRANSFERS, Point
-from onnxfold.streams.stream_walk import Stream
-from onnxfold.weights.narrow import refuse_narrow
+from onnxfold.streams.stream_walk import Stream, StreamWalk
 
 
 def decide(info: ModelInfo, settings: Settings) -> CompressionPlan:
@@ -73,11 +72,7 @@ def _completing(info: ModelInfo, site: NormSite, start: Point) -> list[Reader]:
 class _LengtheningWalk(ResizingWalk):
     """The walk in the other direction: weights become longer, whatever they hold."""
 
-    def refuse_weight(self, point: Point) -> Refusal | None:
-        tensor, name = self.info.tensor(point.value), point.value.name or ""
-        if tensor is not None and tensor.dtype in FLOATS:
-            return refuse_narrow(self.info, point.value)
-        return Refusal(RefusalCode.UNSUPPORTED_TYPE, f"'{name}' does not contain floats", (name,))
+    refuse_weight = StreamWalk.refuse_weight
 
     def enters(self, point: Point, origin: Backward) -> bool:
         """Whether a Slice removes the last channel of a value that still has all of them."""

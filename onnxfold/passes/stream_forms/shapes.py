@@ -17,6 +17,7 @@ from onnxfold.graph.edit import (
     sweep,
 )
 from onnxfold.graph.operands import computed_by, known_producer, known_tensor, operand
+from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
@@ -48,9 +49,7 @@ def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
     """Return why the shape passed to a node cannot be changed, or None."""
     if _entry(info, node, axis) is not None:
         return None
-    label = node_label(node)
-    sentence = f"{operator(node)} '{label}' reads a computed number of channels"
-    return Refusal(RefusalCode.UNKNOWN_SHAPE, sentence, (label,))
+    return refuse(RefusalCode.UNKNOWN_SHAPE, node, "reads a computed number of channels")
 
 
 def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader, node_label, operator, whole_axes
+from onnxfold.graph import ModelInfo, Reader, whole_axes
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
@@ -116,8 +116,7 @@ def _layer(info: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer) -> LinearRea
     axis = _own_axis(root.channels)
     layouts = _layouts(info, node.inputs[absorbs.weight], absorbs.channels)
     if axis is None or layouts is None:
-        sentence = f"{operator(node)} '{node_label(node)}' has its channels in parts of an axis"
-        return Refusal(RefusalCode.FIBER_BROKEN, sentence, (node_label(node),))
+        return refuse(RefusalCode.FIBER_BROKEN, node, "has its channels in parts of an axis")
     if root.value.is_graph_output():
         sentence = f"weight '{root.value.name}' is an output"
         return Refusal(RefusalCode.SHARED_WEIGHT, sentence, (root.value.name or "",))

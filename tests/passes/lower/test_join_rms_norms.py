@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxfold
-from onnxfold.passes.lower import apply as module
+from onnxfold.passes.lower import decide as module
 from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
 from tests.recognition.replay import random_feeds
 from tests.sessions import outputs

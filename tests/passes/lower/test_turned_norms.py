@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
-from onnxfold.passes.centring import worth
+from onnxfold.passes.centring import decide
 from onnxfold.pipeline import finalize
 from onnxfold.report.sentences import totals
 from tests.optimized import optimized
@@ -132,7 +132,7 @@ def test_the_optimizer_keeps_the_outputs_of_norms_that_fold_always(target: str) 
 def test_the_optimizer_breaks_a_norm_that_is_not_left(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worth, "turned_norms", lambda *_: frozenset())
+    monkeypatch.setattr(decide, "turned_norms", lambda *_: frozenset())
     monkeypatch.setattr(finalize, "turned_values", lambda *_: frozenset())
     for model in (channels_first(), farther()):
         folded = onnxfold.optimize(model, target=target).model

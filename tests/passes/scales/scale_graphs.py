@@ -10,8 +10,7 @@ import onnx_ir as ir
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.passes.scales.apply import apply
-from onnxfold.passes.scales.decide import decide_scales
+from onnxfold.passes.scales.decide import apply, decide_scales
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.proof import Proof
