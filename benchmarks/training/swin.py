@@ -1,9 +1,10 @@
 """Image classification with a small Swin: LayerNorm, centered weights, RMSNorm.
 
-    python -m benchmarks.training.swin [--scale small|full] [--seeds 3] [--out ...csv]
+    python -m benchmarks.training.swin [--scale small|full] [--seeds 5] [--out ...csv]
 
 Section 5.4 of "Enjoy your Layer Normalization ...", with scikit-learn's digits, twice as large, in
-the place of its images, and learning rates 1e-3, 1e-4, 1e-5.  Only the norms of the last stage
+the place of its images, and learning rates 1e-2, 3e-3, 1e-3: with the paper's, down to 1e-5, and
+its first weights, models this narrow learn nothing in minutes.  Only the norms of the last stage
 fold: the merging of patches concatenates along the channels.  ``accuracy``: of the 360 held out.
 Rows of a rate and seed are kept as they end, and not run again.
 """
@@ -26,10 +27,10 @@ from benchmarks.training import data
 from benchmarks.training.figures import draw
 from benchmarks.training.together import CENTRED, options, train, variants
 
-HELD_OUT, BATCH = 360, 128
-RATES = (1e-3, 1e-4, 1e-5)
-EPOCHS = {"tiny": 1, "small": 24, "full": 200}
-WIDTHS = {"tiny": 8, "small": 16, "full": 96}
+HELD_OUT, BATCH = 360, 32
+RATES = (1e-2, 3e-3, 1e-3)
+EPOCHS = {"tiny": 1, "small": 20, "full": 200}
+WIDTHS = {"tiny": 8, "small": 32, "full": 96}
 DEPTHS = {"tiny": [1, 1], "small": [1, 1], "full": [2, 2]}
 
 
@@ -61,6 +62,7 @@ def made(scale: str) -> nn.Module:
         window_size=4,
         num_labels=10,
         drop_path_rate=0.0,
+        initializer_range=0.1,
     )
     model: nn.Module = transformers.SwinForImageClassification(config)
     return model
@@ -105,7 +107,7 @@ def trained(rate: float, seed: int, given: Any) -> list[SwinRow]:
 
 
 def main(words: list[str] | None = None) -> int:
-    given = options("swin", __doc__, 3).parse_args(words)
+    given = options("swin", __doc__, 5).parse_args(words)
     torch.set_num_threads(1)
     for seed, rate in product(range(given.seeds), RATES):
         if has(given.out, rate=rate, seed=seed, epochs=EPOCHS[given.scale]):
