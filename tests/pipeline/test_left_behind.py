@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxfold
-from tests.graphs import weights
+from tests.graphs import model, weights
 
 # GroupNorm of vectors, as PyTorch exports it: nothing asks for the shape once the norm is one.
 _GROUPS = {
@@ -21,24 +21,11 @@ _GROUPS = {
 
 
 def _model(body: str, inputs: str, output: str, opset: int = 17) -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": {opset}]> g ({inputs}) => ({output}) {{ {body} }}'
-    )
-    made: dict[str, np.ndarray] = {
-        **weights(W=(8, 8), bias=(8,), gamma=(8,), beta=(8,), V=(8, 4), T=(11, 8), P=(64, 8)),
-        "one": np.ones(1), "zero": np.zeros(1), "two_ones": np.ones(2), "two_zeros": np.zeros(2),
-    }  # fmt: skip
-    whole = {"apart": [0, 1, -1], "apart2": [0, 2, -1], "places": [0, 1]}
-    read = {name for node in proto.graph.node for name in node.input}
-    for name in sorted(read):
-        if name in made:
-            array = made[name].astype(np.float32)
-        elif name in whole:
-            array = np.array(whole[name])
-        else:
-            continue
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return proto
+    made = weights(W=(8, 8), bias=(8,), gamma=(8,), beta=(8,), V=(8, 4), T=(11, 8), P=(64, 8))
+    made |= {"one": np.ones(1), "zero": np.zeros(1), "two_ones": np.ones(2)}
+    made |= {"two_zeros": np.zeros(2), "apart": np.array([0, 1, -1]), "V8": np.eye(8)}
+    made |= {"apart2": np.array([0, 2, -1]), "places": np.array([0, 1]), "zeros": np.array([0])}
+    return model(body, inputs, output, made, opset, dtype=np.float32)
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
@@ -69,10 +56,9 @@ _CACHE = (
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_sizes_that_are_known_before_are_known_after(target: str, check: int | None) -> None:
     inputs = "int64[B, S] ids, float[B, C, 8] past"
-    model = _model(_CACHE, inputs, "float[B, S, 4] y")
-    for name, array in {"zeros": np.zeros(1, np.int64), "V8": np.eye(8, dtype=np.float32)}.items():
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    result = onnxfold.optimize(model, target=target, check=check)
+    result = onnxfold.optimize(
+        _model(_CACHE, inputs, "float[B, S, 4] y"), target=target, check=check
+    )
     assert len(result.plan.folds) == 2
     before, after = (result.report["before_after"][side] for side in ("before", "after"))
     assert before["unknown_norms"] == after["unknown_norms"] == 0

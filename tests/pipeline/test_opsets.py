@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.errors import ModelError
+from tests import graphs
 from tests.sessions import session
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -22,25 +22,14 @@ _OPERATOR_SINCE = 17  # LayerNormalization
 
 def two_norms(opset: int) -> onnx.ModelProto:
     """A residual block with norms as exporters spell them for the opset."""
-    body = "h = MatMul(x, W0)\n" + _norm(opset, "h", "n")
-    body += "u = MatMul(n, W1)  r = Relu(u)  d = MatMul(r, W2)  s = Add(h, d)\n"
-    body += _norm(opset, "s", "m") + "y = MatMul(m, W3)"
+    body = f"h = MatMul(x, W0) {_norm(opset, 'h', 'n')} u = MatMul(n, W1) r = Relu(u) "
+    body += f"d = MatMul(r, W2) s = Add(h, d) {_norm(opset, 's', 'm')} y = MatMul(m, W3)"
+    made = graphs.weights(**{f"W{i}": (WIDTH, WIDTH) for i in range(4)}, G=(WIDTH,), B=(WIDTH,))
+    made |= {"EPSILON": np.array(1e-5)}
     stream = f"float[B,{WIDTH}]"
-    model = parser.parse_model(
-        f'<ir_version: 7, opset_import: ["" : {opset}]>\n'
-        f"graph ({stream} x) => ({stream} y) {{{body}}}"
-    )
-    rng = np.random.default_rng(0)
-    weights = {
-        "EPSILON": np.array(1e-5, np.float32),
-        **{f"W{i}": rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) for i in range(4)},
-        **{name: rng.standard_normal(WIDTH).astype(np.float32) for name in ("G", "B")},
-    }
-    read = {name for node in model.graph.node for name in node.input}
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in weights.items() if name in read
-    )
-    return model
+    proto = graphs.model(body, f"{stream} x", f"{stream} y", made, opset, dtype=np.float32)
+    proto.ir_version = 7
+    return proto
 
 
 def _norm(opset: int, x: str, y: str) -> str:

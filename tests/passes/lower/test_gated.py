@@ -5,24 +5,22 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxfold
+from tests.graphs import model, weights
 
 
 def operands(gate: str, product: str, domain: str = "") -> list[str]:
     """What the last product of a model with a norm that folds reads."""
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 18, "other" : 1]>\n'
-        "graph (float[4,8] x) => (float[4,8] y) {"
-        " h = MatMul(x, W)  n = LayerNormalization<axis=-1>(h, G)"
-        f" v = Mul({product})  s = Sigmoid(v)  y = {domain}Mul({gate}) }}"
+    body = (
+        "h = MatMul(x, W) n = LayerNormalization<axis=-1>(h, G) "
+        f"v = Mul({product}) s = Sigmoid(v) y = {domain}Mul({gate})"
     )
-    rng = np.random.default_rng(0)
-    weights = {"W": rng.standard_normal((8, 8)), "G": rng.standard_normal(8), "HALF": np.array(0.5)}
-    for name, array in weights.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.float32(array), name))
-    made: onnx.ModelProto = onnxfold.optimize(model, check=0).model
+    made_of = weights(W=(8, 8), G=(8,)) | {"HALF": np.array(0.5)}
+    given = model(body, "float[4,8] x", "float[4,8] y", made_of, dtype=np.float32)
+    if domain:
+        given.opset_import.append(onnx.helper.make_opsetid("other", 1))
+    made: onnx.ModelProto = onnxfold.optimize(given, check=0).model
     return list(made.graph.node[-1].input)
 
 

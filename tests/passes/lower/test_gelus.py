@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxfold
+from tests import graphs
 from tests.sessions import executed, outputs
 
 WIDTH = 8
@@ -34,26 +34,14 @@ def model(
     last = "r = MatMul(gelu, V)  y = LayerNormalization<axis=-1>(r, G)" if norm else "y = Neg(gelu)"
     outputs = ", ".join(f"float[B,4,{WIDTH}] {name}" for name in given.split())
     scaled, total, half, gelu = (", ".join(order[name]) for name in LINES)
-    made = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 18]>\n'
-        f"graph (float[B,4,{WIDTH}] x) => ({outputs}) {{"
-        f" m = MatMul(x, W)  h = Add(m, B)  s = Div({scaled})  e = Erf(s)  t = Add({total})"
-        f" g = Mul({half})  gelu = Mul({gelu}) {more} {last} }}"
+    body = (
+        f"m = MatMul(x, W) h = Add(m, B) s = Div({scaled}) e = Erf(s) t = Add({total}) "
+        f"g = Mul({half}) gelu = Mul({gelu}) {more} {last}"
     )
-    rng = np.random.default_rng(0)
-    weights = {
-        "W": rng.standard_normal((WIDTH, WIDTH)),
-        "V": rng.standard_normal((WIDTH, WIDTH)),
-        "B": rng.standard_normal(WIDTH),
-        "G": rng.standard_normal(WIDTH),
-        "ROOT": np.sqrt(2.0),
-        "ONE": np.array(1.0),
-        "HALF": np.array(0.5),
-        "THIRD": np.array(1 / 3),
-    }
-    for name, array in weights.items():
-        made.graph.initializer.append(numpy_helper.from_array(np.float32(array), name))
-    return made
+    numbers = {"ROOT": np.sqrt(2.0), "ONE": 1.0, "HALF": 0.5, "THIRD": 1 / 3}
+    made = graphs.weights(W=(WIDTH, WIDTH), V=(WIDTH, WIDTH), B=(WIDTH,), G=(WIDTH,))
+    made |= {name: np.array(number) for name, number in numbers.items()}
+    return graphs.model(body, f"float[B,4,{WIDTH}] x", outputs, made, dtype=np.float32)
 
 
 def operators(given: onnx.ModelProto, folder: Path) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
+from tests import graphs
 from tests.recognition.replay import random_feeds
 
 # Convolutions of 12 and 72 terms, and a norm: some hundreds of roundings of numbers below 32.
@@ -36,17 +36,10 @@ NORM = """
 
 
 def model_of(dtype: str = "float", body: str = NORM) -> onnx.ModelProto:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]>\n'
-        f"agraph ({dtype}[N,3,4,4] x) => ({dtype}[N,5,2,2] y) {{{body}}}"
-    )
-    rng = np.random.default_rng(0)
     shapes = {"W": (8, 3, 2, 2), "c": (8,), "g": (1, 8, 1, 1), "b": (1, 8, 1, 1), "V": (5, 8, 3, 3)}
-    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    arrays["epsilon"] = np.array(1e-3)
-    for name, array in arrays.items():
-        model.graph.initializer.append(numpy_helper.from_array(array.astype(TYPES[dtype]), name))
-    return model
+    made = graphs.weights(**shapes) | {"epsilon": np.array(1e-3)}
+    inputs, outputs = f"{dtype}[N,3,4,4] x", f"{dtype}[N,5,2,2] y"
+    return graphs.model(body, inputs, outputs, made, 13, dtype=TYPES[dtype])
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:

@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from tests import graphs
 from tests.sessions import executed
 
 WIDTH = 8
@@ -23,36 +24,27 @@ def rms(
     """An RMSNorm before a linear layer."""
     square, quotient = spelling
     scaled = "n = Mul(G, normed)" if gamma else "n = Identity(normed)"
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 18]>\n'
-        f"graph ({kind}[B,4,{WIDTH}] x) => ({kind}[B,4,{WIDTH}] y) {{"
-        f" {square}  mean = ReduceMean<keepdims=1>(square, LAST)"
-        " shifted = Add(mean, EPSILON)  root = Sqrt(shifted)"
-        f" {quotient}  {scaled}  y = MatMul(n, W) }}"
+    body = (
+        f"{square} mean = ReduceMean<keepdims=1>(square, LAST) shifted = Add(mean, EPSILON) "
+        f"root = Sqrt(shifted) {quotient} {scaled} y = MatMul(n, W)"
     )
-    rng = np.random.default_rng(0)
     dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
-    weights = {
-        "TWO": np.array(2, dtype),
-        "EPSILON": np.array(1e-5, np.float32).astype(dtype),
-        "LAST": np.array([-1]),
-        "G": rng.standard_normal(WIDTH, np.float32).astype(dtype),
-        "W": rng.standard_normal((WIDTH, WIDTH)).astype(dtype),
-    }
-    for name, array in weights.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    made = graphs.weights(G=(WIDTH,), W=(WIDTH, WIDTH))
+    made |= {"TWO": np.array(2.0), "EPSILON": np.array(np.float32(1e-5), np.float64)}
+    made |= {"LAST": np.array([-1])}
+    stream = f"{kind}[B,4,{WIDTH}]"
+    return graphs.model(body, f"{stream} x", f"{stream} y", made, dtype=dtype)
 
 
-def operators(model: onnx.ModelProto) -> list[str]:
-    return [node.op_type for node in model.graph.node]
+def operators(given: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in given.graph.node]
 
 
-@pytest.mark.parametrize("model", [rms(), rms(gamma=False), rms(JAX), rms(JAX, gamma=False)])
-def test_a_session_makes_one_operator_of_a_quotient(model: onnx.ModelProto, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [rms(), rms(gamma=False), rms(JAX), rms(JAX, gamma=False)])
+def test_a_session_makes_one_operator_of_a_quotient(given: onnx.ModelProto, tmp_path: Path) -> None:
     """With a scale of ones if gamma is missing."""
-    result = onnxfold.optimize(model)
-    assert "SimplifiedLayerNormalization" not in operators(executed(model, tmp_path))
+    result = onnxfold.optimize(given)
+    assert "SimplifiedLayerNormalization" not in operators(executed(given, tmp_path))
     assert operators(executed(result.model, tmp_path)) == ["SimplifiedLayerNormalization", "MatMul"]
     assert onnxfold.optimize(result.model).model == result.model
 
@@ -82,9 +74,9 @@ def test_statistics_in_double_stay_there(target: str) -> None:
     into, *out = list(narrow.graph.node)
     del narrow.graph.node[:]
     narrow.graph.node.extend([into, *wide.graph.node[:-1], *out])
-    weights = {each.name: numpy_helper.to_array(each) for each in wide.graph.initializer}
-    weights["V"] = weights.pop("W").astype(np.float32)
-    for name, array in weights.items():
+    made = {each.name: numpy_helper.to_array(each) for each in wide.graph.initializer}
+    made["V"] = made.pop("W").astype(np.float32)
+    for name, array in made.items():
         narrow.graph.initializer.append(numpy_helper.from_array(array, name))
     gamma = operators(narrow).index("Mul")  # which no session needs in order to fuse the rest
     assert operators(onnxfold.optimize(narrow, target=target).model) == [

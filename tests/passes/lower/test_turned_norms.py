@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxfold
 from onnxfold.passes.centring import decide
 from onnxfold.pipeline import finalize
 from onnxfold.report.sentences import totals
+from tests import graphs
 from tests.optimized import optimized
 from tests.sessions import executed, outputs
 
@@ -26,24 +27,11 @@ BEHIND = f"u = {BACK}(n)  y = Conv<pads=[1,1,1,1]>(u, W1, B1)"
 
 def channels_first(opset: int = 17, behind: str = BEHIND, norm: str = NORM) -> onnx.ModelProto:
     """A norm over the channels of an image between two convolutions."""
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]>\n'
-        f"graph (float[B,3,6,6] x) => (float[B,K,N,M] y) {{"
-        f"h = Conv(x, W0, B0)  t = {TURN}(h)  {norm}\n"
-        f"{behind}}}"
-    )
-    rng = np.random.default_rng(0)
-    shapes = {
-        "W0": (WIDTH, 3, 2, 2),
-        "W2": (WIDTH, 3, 2, 2),
-        "W1": (WIDTH, WIDTH, 3, 3),
-        "W": (WIDTH, WIDTH),
-    }
-    read = {name for node in model.graph.node for name in node.input}
-    for name in sorted(read & {"W", "W2", "W0", "W1", "B0", "B1", "G", "B"}):
-        array = rng.standard_normal(shapes.get(name, (WIDTH,))).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    body = f"h = Conv(x, W0, B0) t = {TURN}(h) {norm} {behind}"
+    convolutions = {"W0": (WIDTH, 3, 2, 2), "W2": (WIDTH, 3, 2, 2), "W1": (WIDTH, WIDTH, 3, 3)}
+    vectors = dict.fromkeys(("B0", "B1", "G", "B"), (WIDTH,))
+    made = graphs.weights(**convolutions, W=(WIDTH, WIDTH), **vectors)
+    return graphs.model(body, "float[B,3,6,6] x", "float[B,K,N,M] y", made, opset, dtype=np.float32)
 
 
 def folds(model: onnx.ModelProto, **options: str) -> int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.runtime.session_graph import session_operators
+from tests import graphs
 from tests.optimized import optimized
 
 WIDTH = 8
@@ -20,19 +21,11 @@ def parallel(behind: str, opset: int = 18, kind: str = "float") -> onnx.ModelPro
     """Norms n1, n2, .. of a centered sum, each written as an output."""
     count = behind.count("LayerNormalization")
     outputs = ", ".join(f"{kind}[B,4,{WIDTH}] n{number + 1}" for number in range(count))
-    model = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]>\n'
-        f"graph ({kind}[B,4,{WIDTH}] x) => ({outputs}) {{"
-        f" p = MatMul(x, W)  r = Add(p, C)  q = MatMul(x, V)  s = Add(r, q) {behind}}}"
-    )
-    rng = np.random.default_rng(0)
+    body = f"p = MatMul(x, W) r = Add(p, C) q = MatMul(x, V) s = Add(r, q) {behind}"
+    vectors = dict.fromkeys(sorted(set(re.findall(r"\b[A-Z]\d?\b", body)) - set("WV")), (WIDTH,))
+    made = graphs.weights(W=(WIDTH, WIDTH), V=(WIDTH, WIDTH), **vectors)
     dtype = np.float16 if kind == "float16" else np.float32
-    shapes = {"W": (WIDTH, WIDTH), "V": (WIDTH, WIDTH)}
-    read = {name for node in model.graph.node for name in node.input if name[0].isupper()}
-    for name in sorted(read):
-        array = rng.standard_normal(shapes.get(name, (WIDTH,))).astype(dtype)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    return graphs.model(body, f"{kind}[B,4,{WIDTH}] x", outputs, made, opset, dtype=dtype)
 
 
 TWO = "n1 = LayerNormalization(s, G1, B1)  n2 = LayerNormalization(s, G2, B2)"

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 import onnxfold
+from tests import graphs
 from tests.optimized import optimized
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -49,16 +50,10 @@ def test_norms_without_gamma_share_their_scale(name: str, target: str, tmp_path:
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_norm_that_stays_keeps_its_beta_as_zeros(target: str, level: int) -> None:
     """ONNX Runtime's transformers optimizer reads it unasked."""
-    original = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "graph (float[B,4,8] x, float[B,4,8] r) => (float[B,4,8] y) {"
-        " s = Add(x, r)  n = LayerNormalization<axis=-1>(s, G, B)"
-        " h = MatMul(n, W)  y = Add(h, C)}"
-    )
-    rng = np.random.default_rng(0)
-    for name, shape in {"G": (8,), "B": (8,), "W": (8, 8), "C": (8,)}.items():
-        array = rng.standard_normal(shape).astype(np.float32)
-        original.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    body = "s = Add(x, r) n = LayerNormalization<axis=-1>(s, G, B) h = MatMul(n, W) y = Add(h, C)"
+    made = graphs.weights(G=(8,), B=(8,), W=(8, 8), C=(8,))
+    inputs = "float[B,4,8] x, float[B,4,8] r"
+    original = graphs.model(body, inputs, "float[B,4,8] y", made, 17, dtype=np.float32)
     result = onnxfold.optimize(original, target=target)
     assert [fusion.beta for fusion in result.plan.fusions] == [True]
     (norm,) = (node for node in result.model.graph.node if node.op_type == "LayerNormalization")

@@ -6,35 +6,27 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
 from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.shapes import infer
+from tests import graphs
 
 BOUND = 1e-6  # float32: sums of 3 and of 8 numbers of about 1, in another order
 WHOLE = np.arange(16).reshape(2, 8)
+_SIZES = {"w": (4, 8), "gamma": (8,), "beta": (8,)}
 
 
 def pooled(indices: np.ndarray) -> onnx.ModelProto:
     """A norm of the average of three positions, as dynamo writes adaptive pooling."""
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 3, 4] x) => (float[A, B] y) {
-            h = MatMul(x, w)
-            mean = ReduceMean<axes=[1]>(h)
-            flat = Reshape(mean, all)
-            picked = Gather(flat, indices)
-            y = LayerNormalization(picked, gamma, beta)
-        }"""
+    body = (
+        "h = MatMul(x, w) mean = ReduceMean<axes=[1]>(h) flat = Reshape(mean, all) "
+        "picked = Gather(flat, indices) y = LayerNormalization(picked, gamma, beta)"
     )
-    rng = np.random.default_rng(0)
-    arrays = {"w": (4, 8), "gamma": (8,), "beta": (8,)}
-    constants = {name: rng.random(shape).astype(np.float32) for name, shape in arrays.items()}
-    for name, array in {**constants, "all": np.array([-1]), "indices": indices}.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    made = graphs.weights(**_SIZES) | {"all": np.array([-1]), "indices": indices}
+    return graphs.model(body, "float[2,3,4] x", "float[A,B] y", made, 17, dtype=np.float32)
 
 
 def test_a_norm_behind_a_pooling_folds() -> None:
@@ -69,31 +61,16 @@ COUNTED = {"first": 0, "by": 1, "stride": 8, "start": 0, "row": np.arange(8).res
 
 def pooled_batch(**changes: object) -> onnx.ModelProto:
     """The same norm of a batch of open size, as dynamo writes its indices."""
-    model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, M, 4] x) => (float[A, B] y) {
-            h = MatMul(x, w)
-            mean = ReduceMean<axes=[1]>(h)
-            flat = Reshape(mean, all)
-            sizes = Shape(x)
-            size = Gather(sizes, first)
-            n = Range(start, size, by)
-            offset = Mul(n, stride)
-            column = Unsqueeze(offset, one)
-            indices = Add(column, row)
-            shifted = Add(indices, nothing)
-            picked = Gather(flat, shifted)
-            y = LayerNormalization(picked, gamma, beta)
-        }"""
+    body = (
+        "h = MatMul(x, w) mean = ReduceMean<axes=[1]>(h) flat = Reshape(mean, all) "
+        "sizes = Shape(x) size = Gather(sizes, first) n = Range(start, size, by) "
+        "offset = Mul(n, stride) column = Unsqueeze(offset, one) indices = Add(column, row) "
+        "shifted = Add(indices, nothing) picked = Gather(flat, shifted) "
+        "y = LayerNormalization(picked, gamma, beta)"
     )
-    arrays: dict[str, object] = {**COUNTED, "one": [1], "nothing": [[0]], "all": [-1], **changes}
-    for name, array in arrays.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.array(array, np.int64), name))
-    rng = np.random.default_rng(0)
-    for name, shape in {"w": (4, 8), "gamma": (8,), "beta": (8,)}.items():
-        weight = rng.random(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
+    numbers: dict[str, object] = {**COUNTED, "one": [1], "nothing": [[0]], "all": [-1], **changes}
+    made = graphs.weights(**_SIZES) | {name: np.array(known) for name, known in numbers.items()}
+    return graphs.model(body, "float[N,M,4] x", "float[A,B] y", made, 17, dtype=np.float32)
 
 
 def test_a_norm_behind_a_pooling_of_an_open_batch_folds() -> None:
