@@ -104,6 +104,8 @@ _CLIPPED = {
     "constants first": "a = Min(inf, ve) c = Max(zero, a)",
     "Max first, constants first": "a = Max(zero, ve) c = Min(inf, a)",
     "Min alone": "c = Min(ve, inf)",
+    "Max of three": "a = Max(zero, ve, zero) c = Min(inf, a, largest)",
+    "Abs": "c = Abs(ve)",
     "the largest float": "c = Min(largest, ve)",
     "Clip": "c = Clip(ve, zero, inf)",
     "Clip from above": "c = Clip(ve, , inf)",

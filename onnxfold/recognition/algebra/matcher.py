@@ -114,6 +114,7 @@ def _normalised(
 
 # The effect of each on a form: the grammar of recognition.
 _RULES: dict[str, _Rule] = {
+    "Abs": moments.relu,
     "Add": summed_forms.add,
     "BatchNormalization": batch_normalization,
     "Cast": products.cast,

@@ -5,6 +5,7 @@ is just another tensor.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -245,13 +246,9 @@ def shifted_root(root: Root, number: float) -> Root | None:
 
 
 def maximum(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Max of a moment or root and a constant."""
-    if len(node.inputs) != 2:
-        return None
-    for value, bound in (node.inputs, node.inputs[::-1]):
-        number = algebra.number_beside(bound, value)
-        if number is not None and value is not None:
-            return _bounded_below(algebra, value, number)
+    """Max of a moment or root and constants."""
+    for value, bounds in _bounds(algebra, node):
+        return _bounded_below(algebra, value, max(bounds))
     return None
 
 
@@ -260,20 +257,27 @@ def minimum(algebra: Algebra, node: ir.Node) -> Form | None:
 
     For a statistic and a constant that no number exceeds it returns the statistic.
     """
-    if len(node.inputs) != 2:
-        return None
-    for value, bound in (node.inputs, node.inputs[::-1]):
-        number = algebra.number_beside(bound, value)
-        form = algebra.form(value)
-        if number is not None and number >= _UNBOUNDED and isinstance(form, Moment | Root):
+    for value, bounds in _bounds(algebra, node):
+        number, form = min(bounds), algebra.form(value)
+        if number >= _UNBOUNDED and isinstance(form, Moment | Root):
             return form
-        if number is None or number <= 0 or not isinstance(form, Root) or form.power != -1:
+        if number <= 0 or not isinstance(form, Root) or form.power != -1:
             continue
         if form.coefficient.number != 1.0:
             continue
         bounded = _root_bounded_below(replace(form, power=1), 1.0 / number)
         return None if bounded is None else replace(bounded, power=-1)
     return None
+
+
+def _bounds(algebra: Algebra, node: ir.Node) -> Iterator[tuple[ir.Value, list[float]]]:
+    """Yield each operand beside which all others are numbers, and these."""
+    for value in node.inputs:
+        others = [each for each in node.inputs if each is not value]
+        numbers = [algebra.number_beside(each, value) for each in others]
+        known = [number for number in numbers if number is not None]
+        if value is not None and known and len(known) == len(others):
+            yield value, known
 
 
 def clip(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -292,7 +296,7 @@ def clip(algebra: Algebra, node: ir.Node) -> Form | None:
 
 
 def relu(algebra: Algebra, node: ir.Node) -> Form | None:
-    """Relu, the maximum with 0."""
+    """Relu, the maximum with 0, or Abs, which is the same of what is never negative."""
     value = node.inputs[0]
     return None if value is None else _bounded_below(algebra, value, 0.0)
 
