@@ -20,6 +20,8 @@ NORM_OPERATORS = frozenset(
         ("onnxfold", "RMSNormScale"),
     }
 )
+DEFAULT_EPSILON = 9.999999747378752e-06
+"""1e-5 as attributes hold it, which are float32; of the operators outside domain onnxfold."""
 WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 """Those that have no operands for gamma and beta."""
 EMBEDDED = "onnxfold.embedded"

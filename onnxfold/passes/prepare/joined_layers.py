@@ -128,7 +128,6 @@ def _alike(a: _Piece, b: _Piece) -> bool:
         and a.layer.graph is b.layer.graph
         and a.layer.inputs[0] is b.layer.inputs[0]
         and a.axis == b.axis
-        and (a.addition is None) == (b.addition is None)
         and same_attributes(a.layer, b.layer)
         and _weight(a).dtype == _weight(b).dtype
         and shapes[0] == shapes[1]
@@ -140,8 +139,9 @@ def _weight(piece: _Piece) -> ir.TensorProtocol:
 
 
 def _join(builder: Builder, node: ir.Node, pieces: Sequence[_Piece]) -> None:
-    """Let the first layer compute all channels, and remove the others and the Concat."""
-    first, end = pieces[0], node.outputs[0]
+    """Let one layer compute all channels, with a bias if any has one; remove the others."""
+    added = [piece for piece in pieces if piece.addition is not None]
+    first, end = (added or pieces)[0], node.outputs[0]
     weights = [_weight(piece) for piece in pieces]
     biases = [piece.bias for piece in pieces]
     old = known_operand(first.layer, _WEIGHT), first.bias
@@ -160,8 +160,9 @@ def _join(builder: Builder, node: ir.Node, pieces: Sequence[_Piece]) -> None:
         result = first.addition.outputs[0]
     redirect(end, result, outputs=True)
     inherit(end, result)
-    additions = [piece.addition for piece in pieces[1:] if piece.addition is not None]
-    sweep([*(piece.layer for piece in pieces[1:]), *additions, node])
+    others = [piece for piece in pieces if piece is not first]
+    additions = [piece.addition for piece in others if piece.addition is not None]
+    sweep([*(piece.layer for piece in others), *additions, node])
     for value in old:
         drop_weight(value)
 

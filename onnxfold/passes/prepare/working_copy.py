@@ -99,10 +99,12 @@ def prepare(
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
-    picked = pick_from_tensors(clone) + reshape_whole(clone) + subtract_from_summands(clone)
+    picked = pick_from_tensors(clone) + reshape_whole(clone)
     read += read_from_outside(clone)
     same = inferred and not (inlined or split or picked or read)
     info = ModelInfo(clone) if same else infer(clone)
+    if subtract_from_summands(info):
+        info = infer(clone)
     for change in _WRITTEN if written else _GIVEN:
         info = ModelInfo(clone) if change(info) else info
     unsplit = (*_left_whole(clone), *left)

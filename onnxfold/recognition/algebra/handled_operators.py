@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
-import numpy as np
 import onnx_ir as ir
 
+from onnxfold.norms.operators import DEFAULT_EPSILON
 from onnxfold.norms.second_moments import MomentAxes, Statistic
 from onnxfold.norms.site import EpsilonMode
 from onnxfold.recognition.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
 from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form
 from onnxfold.recognition.algebra.graph_state import Algebra
 from onnxfold.recognition.algebra.moments import as_moment
-
-_EPSILON = float(np.float32(1e-5))  # default of every operator here; attributes are float32
 
 
 def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
@@ -26,7 +24,7 @@ def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
     over = algebra.over(x, tuple(range(2, len(dims))))
     if over is None:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, x, replace(over, channel=1), epsilon, ONE)
 
 
@@ -50,7 +48,7 @@ def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     if algebra.varying(gamma, form.t) is None:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, form.t, over, epsilon, gamma)
 
 
@@ -72,7 +70,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     if algebra.canonical.uniform(scale) != 1.0 or algebra.canonical.uniform(bias) != 0.0:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, x, over, epsilon, ONE)
 
 
