@@ -137,7 +137,7 @@ def merge(
 
 
 def _as_text(row: Any) -> dict[str, str]:
-    return {name: str(value) for name, value in cells(row).items()}
+    return {name: "" if value is None else str(value) for name, value in cells(row).items()}
 
 
 def _put(

@@ -255,10 +255,12 @@ def _impossible(forced: Sequence[Row]) -> str:
         "mean of all from each; a Concat along the channels has no weight. Where somebody "
         "reads the stream (`exact_reader`, `graph_output`), a stream without its mean is "
         "another input for that reader: its weights A' would have to give A' P h = A h for "
-        "all h, so that A 1 = A' P 1 = 0: every row of A would have to sum to 0.\n\n"
+        "all h, so that A 1 = A' P 1 = 0: every row of A would have to sum to 0. Of codes of few "
+        "bits (`quantised`), P W is no row of codes.\n\n"
         "`bloom-560m` has no row: its one norm that is left folds where its table, which the head "
         "reads too, may be stored twice (*with splitting*, above); in place, the head would "
-        "read another table, as that of `plain-bert`.\n\n"
+        "read another table, as that of `plain-bert`. The norm of `deberta-v2` that is `not_worth` "
+        "its fold reads constants.\n\n"
         + table(
             ("recipe", "norms", "code", "for instance", "mean", "outputs", "gamma"),
             [

@@ -41,6 +41,8 @@ NORM_OPERATORS = frozenset(
     }
 )
 # Those that have no operands for gamma and beta.
+DEFAULT_EPSILON = 9.999999747378752e-06
+"""1e-5 as attributes hold it, which are float32; of the operators outside domain onnxfold."""
 WITHOUT_AFFINE = frozenset({"LpNormalization", "MeanVarianceNormalization"})
 EMBEDDED = "onnxfold.embedded"  # a mark on the norm of a former EmbedLayerNormalization
 

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import HALVES
-from onnxfold.graph.operands import only_reader
 from onnxfold.norms import BareCentring, NormSite
 from onnxfold.operators import facets
+from onnxfold.operators.families.cut_parts import element_readers
 from onnxfold.operators.table import row_of
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.basis.split_gamma import SplitPlan
@@ -207,11 +207,14 @@ def _is_of_half_sum(info: ModelInfo, site: NormSite) -> bool:
 
 
 def _behind(info: ModelInfo, site: NormSite) -> Iterator[str]:
-    """Yield the results of constants and Reshapes after a norm that have no other reader."""
-    node = only_reader(site.output)
-    while node is not None and (channel_op(info, node) or facets.reshapes(row_of(node))):
-        yield info.ref(node.outputs[0])
-        node = only_reader(node.outputs[0])
+    """Yield the results of constants and Reshapes after a norm that alone read its elements."""
+    value = site.output
+    while not value.is_graph_output() and len(readers := set(element_readers(value))) == 1:
+        node = readers.pop()
+        if channel_op(info, node) is None and not facets.reshapes(row_of(node)):
+            return
+        value = node.outputs[0]
+        yield info.ref(value)
 
 
 def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:

@@ -3,20 +3,23 @@
 Random indices reach a few rows of a table; rows that no test reads may be anything. Every node that
 reads integers derived from drawn numbers is run on positions instead of numbers, and all positions
 along an axis must come out. A router picks experts by drawn numbers that are none: each expert is
-changed by itself, and the result must change.
+changed by itself, and the result must change. The lengths of a recurrent layer pick steps, and each
+step reads all channels and all weights.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.reference import run_nodes
-from onnxfold.operators.row import MIXTURES
+from onnxfold.operators.row import MIXTURES, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.proof.sizes import Drawn
 
 READ_NO_NUMBERS = frozenset({"Shape", "Size"})
+_W, _R, _B, _LENGTHS, _P = 1, 2, 3, 4, 7  # inputs of a recurrent layer
+_CHANNELS = 2  # the axis of its X, in either layout
 
 
 def partly_read(
@@ -50,6 +53,12 @@ def partly_read(
     return None
 
 
+def lengths_read(nodes: Iterable[ir.Node]) -> set[ir.Value | None]:
+    """Return the integers that are numbers of steps: in 0 steps nothing would be computed."""
+    recurrent = (node for node in nodes if row_of(node).layer is Layer.RECURRENT)
+    return {value for node in recurrent for value in node.inputs[_LENGTHS : _LENGTHS + 1]}
+
+
 def _is_index(value: ir.Value, array: Drawn) -> bool:
     """Whether a value may select the elements that are read."""
     return value.dtype.is_integer() if value.dtype is not None else array.dtype.kind in "iu"
@@ -63,11 +72,22 @@ def _reads_all(
     size = array.shape[axis]
     if size == 1:
         return True
+    if _is_read_in_each_step(node, value, axis):
+        steps = max(int(computed[each].max()) for each in lengths_read([node]) if each is not None)
+        return steps > (value is node.inputs[_R])  # the first step has no state before it
     column = np.arange(1.0, size + 1).reshape(size, *(1,) * (array.ndim - 1 - axis))
     given = {each: computed[each] for each in node.inputs if each is not None}
     given[value] = np.ascontiguousarray(np.broadcast_to(column, array.shape))
     found = run_nodes(model, [node], given)[node.outputs[0]]
     return bool(np.isin(column, found).all())
+
+
+def _is_read_in_each_step(node: ir.Node, value: ir.Value, axis: int) -> bool:
+    """Whether every step of a recurrent layer with lengths reads all of an axis."""
+    if row_of(node).layer is not Layer.RECURRENT or list(node.inputs).count(value) > 1:
+        return False
+    weights = [node.inputs[at] for at in (_W, _R, _B, _P) if at < len(node.inputs)]
+    return value in weights or (value is node.inputs[0] and axis == _CHANNELS)
 
 
 def _reads_every_expert(

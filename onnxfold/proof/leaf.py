@@ -131,7 +131,7 @@ def drawn_pair(
     scale: float,
     old: Mapping[ir.Value, Drawn],
     new: Mapping[ir.Value, Drawn],
-    most: int,
+    integers: range,
 ) -> tuple[Drawn, Drawn]:
     if leaf.fixed:
         return _fixed(leaf)
@@ -142,7 +142,7 @@ def drawn_pair(
         if not leaf.relation.equal:
             raise ArithmeticError("integers are equal or unknown")
         made = next((a for a in (u, v) if a is not None), None)
-        made = _discrete(leaf.dtype, shape, rng, most) if made is None else made
+        made = _discrete(leaf.dtype, shape, rng, integers) if made is None else made
         return made, made
     if u is not None and v is not None:
         raise ArithmeticError("both are known")
@@ -176,11 +176,11 @@ def _of_original(leaf: Leaf, u: Float64, rng: np.random.Generator, scale: float)
 
 
 def _discrete(
-    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, most: int
+    dtype: ir.DataType | None, shape: tuple[int, ...], rng: np.random.Generator, integers: range
 ) -> Drawn:
     kind = np.dtype(bool) if dtype is None else dtype.numpy()
     if kind.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if kind.kind not in "iu":
         raise ArithmeticError(f"no numbers of type {kind}")
-    return rng.integers(0, most, shape).astype(kind)
+    return rng.integers(integers.start, integers.stop, shape).astype(kind)

@@ -17,7 +17,7 @@ from onnxfold.check.reference import run_nodes
 from onnxfold.graph import Fiber, Shape, node_label
 from onnxfold.graph.equality import numbers_key
 from onnxfold.proof.cone import Cone, Unprovable
-from onnxfold.proof.coverage import READ_NO_NUMBERS, partly_read
+from onnxfold.proof.coverage import READ_NO_NUMBERS, lengths_read, partly_read
 from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf, drawn_pair
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
@@ -232,13 +232,15 @@ class Region:
         most = min((_MOST_INDEX, *lengths))
         if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
             raise Unprovable("these sizes make tensors too large to draw")
-        read = self._read()
+        read, counts = self._read(), lengths_read(self.nodes)
         for leaf in (leaf.of(sizes) for leaf in self.leaves):
             try:
                 if leaf.random and leaf.u not in read and leaf.v not in read:
                     first = second = np.broadcast_to(0.0, sizes.of(leaf.shape))
                 else:
-                    first, second = drawn_pair(leaf, sizes, rng, scale, old, new, most)
+                    least = int(leaf.u in counts or leaf.v in counts)
+                    among = range(least, least + most)
+                    first, second = drawn_pair(leaf, sizes, rng, scale, old, new, among)
             except ArithmeticError as error:
                 raise Unprovable(f"reads a value twice: {error}") from error
             if leaf.u is not None:

@@ -140,7 +140,7 @@ def _pair(
     new: Mapping[ir.Value, Drawn],
 ) -> tuple[Drawn, Drawn]:
     def draw(known: Mapping[ir.Value, Drawn]) -> tuple[Drawn, Drawn]:
-        return drawn_pair(leaf, sizes, rng, 1.0, known, new, _MOST_INDEX)
+        return drawn_pair(leaf, sizes, rng, 1.0, known, new, range(_MOST_INDEX))
 
     first, second = draw(old)
     rounded = _rounded(leaf, first)

@@ -174,9 +174,9 @@ def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
     x = None if not alone or found is None else node.inputs[0]
     if x is None or found is None or found[1] != site.fiber:
         return site
+    # An operator has no value x - mean(x) inside that its own root could read instead.
     nodes = (*found[0], *site.nodes)
-    centred = site.centred or (site.input,)
-    return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED, centred=centred)
+    return replace(site, input=x, nodes=nodes, form=NormForm.DECOMPOSED)
 
 
 def subtraction(view: ModelInfo, node: ir.Node) -> tuple[tuple[ir.Node, ...], Fiber] | None:

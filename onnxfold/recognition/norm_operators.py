@@ -15,7 +15,7 @@ from onnxfold.errors import ModelError
 from onnxfold.graph import AxisBlock, Dim, Fiber, ModelInfo, Shape, node_label, operator
 from onnxfold.graph.operands import operand, operands
 from onnxfold.graph.traversal import reached
-from onnxfold.norms.site import EpsilonMode, NormForm, NormKind, NormSite
+from onnxfold.norms.site import DEFAULT_EPSILON, EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes.named_sizes import is_rank_alone, is_told
@@ -133,7 +133,7 @@ def _sized_by_scale(view: ModelInfo, dims: dict[int, Dim], scale: ir.Value | Non
 
 
 def _trailing_norm(
-    view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float = 1e-5
+    view: ModelInfo, node: ir.Node, kind: NormKind, epsilon: float = DEFAULT_EPSILON
 ) -> NormSite | None:
     """Return a norm of x over axes ``axis``.., with scale and bias; ``epsilon`` is the default."""
     dims = _trailing(view, node, node.attributes.get_int("axis", -1))
@@ -264,7 +264,7 @@ def _grouped(
         return None
     channel = channel if shape is None else channel % len(shape)
     fiber, size, spatial = _grouped_fiber(shape, groups, channel)
-    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     site = _with_affine(view, _site(view, node, kind, (fiber, size), epsilon), node)
     if spatial:
         site = replace(site, refusal=spatial_refusal(site.name))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.counterexamples import counterexamples, nearest_gamma
+from benchmarks.rows import RESULTS, read
 
 _RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -36,3 +37,13 @@ def test_only_a_gamma_of_equal_elements_keeps_means_of_zero() -> None:
     rng = np.random.default_rng(0)
     assert nearest_gamma(np.full(8, 3.0)) < 1e-12
     assert nearest_gamma(1 + rng.random(8)) > 0.05
+
+
+def test_every_recipe_and_reason_has_its_numbers() -> None:
+    """But for a table that may be stored twice, and a norm of constants, which could fold."""
+    known = {(row["recipe"], row["code"]) for row in read(RESULTS / "counterexamples.csv")}
+    left = {(row["recipe"], row["code"]) for row in read(RESULTS / "recipes_left.csv")}
+    assert left - known == {("bloom-560m", "exact_reader"), ("deberta-v2", "not_worth")}
+    for row in read(RESULTS / "families.csv"):
+        codes = {each.split()[1] for each in row["left"].split("; ") if each}
+        assert {(row["recipe"], code) for code in codes} <= known

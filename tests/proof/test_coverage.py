@@ -24,3 +24,26 @@ def test_rows_that_no_index_reaches_are_left_out(ids: list[int], whole: bool) ->
     computed = {W: table, indices: drawn, gather.outputs[0]: table[drawn]}
     found = partly_read(model, [gather], computed, {W: [0]}, {indices})
     assert found is (None if whole else gather)
+
+
+@pytest.mark.parametrize(("lengths", "whole"), [([0, 2], True), ([0, 0], False)])
+def test_a_recurrent_layer_that_computes_no_step_reads_no_weight(
+    lengths: list[int], whole: bool
+) -> None:
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (double[3,2,4] x, double[1,5,4] W, double[1,5,5] R, int32[2] lengths) => (double y)
+            { y = RNN<hidden_size=5>(x, W, R, , lengths) }"""
+        )
+    )
+    (layer,) = model.graph
+    numbers = np.random.default_rng(0)
+    computed = {value: numbers.standard_normal(value.shape.numpy()) for value in layer.inputs[:3]}
+    x, W, R = computed
+    given = layer.inputs[4]
+    computed[given] = np.int32(lengths)
+    for value, axes in ((W, [2]), (R, [1]), (x, [2])):
+        found = partly_read(model, [layer], computed, {value: axes}, {x, given})
+        assert found is (None if whole else layer)
+    assert partly_read(model, [layer], computed, {x: [0]}, {x, given}) is layer

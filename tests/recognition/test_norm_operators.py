@@ -44,7 +44,7 @@ def test_layer_normalization_reads_any_axis_form(axis, axes):
 
 def test_defaults_are_those_of_the_specification():
     site = only_site(model("y = LayerNormalization(x, g)", "float[B,3,8] x, float[8] g"))
-    assert site.epsilon == 1e-5
+    assert site.epsilon == float(np.float32(1e-5))  # as an attribute would hold it
     assert site.fiber.axes == (2,)
     assert site.beta is None
 
@@ -302,7 +302,7 @@ def test_a_mean_subtracted_in_front_is_of_the_norm() -> None:
         "x",
         ["ReduceMean", "Sub", "LayerNormalization"],
     )
-    assert [value.name for value in site.centred] == ["d"]
+    assert not site.centred  # the operator would subtract a mean again
     assert error < FLOAT32_BOUND
 
 

@@ -69,13 +69,8 @@ def absorbing_layers(
         outer = None if shape is None else _outer(shape, known, w)
         if shape is None or outer is None or not (codes or shape[-1] == width):
             return unknown_shape(node)
-        why = None
-        if codes and operand(node, bias) is None:
-            why = refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, "has experts without a bias")
         rows = shape[0] if isinstance(shape[0], int) else 0
-        layer = AbsorbingLayer(
-            weight, placed, outer, _NONE, bias=bias, rows=rows, shift_refusal=why
-        )
+        layer = AbsorbingLayer(weight, placed, outer, _NONE, bias=bias, rows=rows)
         made.append(layer)
     return tuple(made)
 

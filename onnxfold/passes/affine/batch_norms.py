@@ -1,8 +1,9 @@
 """BatchNormalizations before linear layers: W (s x + t) + b = (W diag(s)) x + (b + W t).
 
-They are after an activation, or after a norm without beta, where no layer upstream can take s and
-t: the heads of LeViT, the blocks of ECAPA-TDNN and ConvMixer. One moves if all of its readers are
-linear layers with a bias input, so that an operator goes away and none is added.
+They are after an activation, an input or a norm without beta, where no layer upstream can take s
+and t: the heads of LeViT, the blocks of ECAPA-TDNN and ConvMixer. One moves if all of its readers
+are linear layers: an operator goes away, and none is added but where a layer has no bias input and
+an Add costs less than the BatchNormalization.
 """
 
 from collections.abc import Iterator
@@ -19,13 +20,16 @@ from onnxfold.graph.operands import is_read_once, known_operand, known_producer
 from onnxfold.operators.families.batch_norm import channel_factors
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
+from onnxfold.options import FuseAffine
 from onnxfold.passes.affine.absorptions import absorb, absorption, refuse_few_bits_of
 from onnxfold.passes.affine.affine_walk import follow
-from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
+from onnxfold.passes.affine.new_biases import Shifted, with_new_biases
+from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.refusal import Refusal
+from onnxfold.targets.costs import costs_of, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +45,36 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         made
         for found in _found(info)
         if info.ref(found.node.outputs[0]) not in settings.unproved
-        and (made := _candidate(info, found)) is not None
+        and (made := _candidate(info, found, settings)) is not None
     ]
     moves, _ = settle(info, candidates, settings.allow_split)
     return AffinePlan(tuple(moves))
 
 
 def _found(info: ModelInfo) -> Iterator[_Found]:
-    """Yield those that a value alone is computed for, whose name it can then take."""
     for node in info.nodes():
         numbers = channel_factors(info, node) if row_of(node).family is Family.BATCH_NORM else None
-        x = node.inputs[0] if node.inputs else None
-        if numbers is None or x is None or not is_read_once(x) or x.producer() is None:
-            continue
-        yield _Found(node, *numbers)
+        if numbers is not None:
+            yield _Found(node, *numbers)
 
 
-def _candidate(info: ModelInfo, found: _Found) -> FusionCandidate | None:
-    y = found.node.outputs[0]
+def _candidate(info: ModelInfo, found: _Found, settings: Settings) -> FusionCandidate | None:
+    x, y = known_operand(found.node, 0), found.node.outputs[0]
     reached = follow(info, y, Channels.along([(1, found.s.size)]))
     if isinstance(reached, Refusal) or reached[1] is not None or not reached[0]:
         return None
-    readers = []
+    taken: list[Absorption] = []
     for item in reached[0]:
         made = absorption(info, item)
-        if isinstance(made, Refusal) or made.weight.fixed or not made.biases:
+        if isinstance(made, Refusal) or made.weight.fixed:
             return None
-        readers.append(made)
+        taken.append(made)
+    always, costs = settings.fuse_affine is FuseAffine.ALWAYS, costs_of(settings.target)
+    saving = costs.added(work(info.shape(x), found.s.size))  # at least: it multiplies as well
+    shifted = Shifted(x, found.s.size, lambda cost: cost + 1 if always else saving)
+    readers = with_new_biases(info, shifted, reached[0], taken, costs.added)
+    if isinstance(readers, Refusal):
+        return None
     if refuse_few_bits_of(info, found.s, y.dtype, readers) is not None:
         return None
     fusion = AffineFusion(found.node.name or y.name or "", info.ref(y), True, True, tuple(readers))
@@ -94,8 +101,10 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
 
 def _remove(edit: Editor, node: ir.Node) -> None:
     x, y, operands = known_operand(node, 0), node.outputs[0], list(node.inputs[1:])
+    alone = is_read_once(x) and x.producer() is not None
     redirect(y, x)
     sweep([node])
     for operand in operands:
         edit.drop_if_unread(operand)
-    inherit(y, x)
+    if alone:
+        inherit(y, x)

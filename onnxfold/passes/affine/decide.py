@@ -9,14 +9,13 @@ gets an Add that costs less than the norm saves without beta.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.channels import Channels
+from onnxfold.graph import ModelInfo
 from onnxfold.norms import NORMS, NormKind, NormSite
-from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.options import Target
 from onnxfold.passes.affine.absorptions import (
@@ -25,16 +24,16 @@ from onnxfold.passes.affine.absorptions import (
     kept_scale,
     refuse_few_bits_of,
 )
-from onnxfold.passes.affine.affine_walk import ReachedLayer, follow
+from onnxfold.passes.affine.affine_walk import follow
+from onnxfold.passes.affine.new_biases import Shifted, with_new_biases
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
 from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings
-from onnxfold.passes.places import Place, ref_of
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.costs import Work, elements, work_beside
+from onnxfold.targets.costs import Work
 
 _FIXED = "has a quantized weight, which cannot take gamma; fold before quantizing"
 
@@ -185,7 +184,9 @@ def _candidate(
     if zeros:  # nothing needs to absorb them
         shift_refusal, readers = None, [reader.without_beta() for reader in readers]
     elif source.beta is not None and shift_refusal is None:
-        weighed = _with_new_biases(view, source.site, found, readers, weighing)
+        site = source.site
+        shifted = Shifted(site.input, site.size, partial(weighing.saving, site))
+        weighed = with_new_biases(view, shifted, found, readers, weighing.addition)
         if isinstance(weighed, Refusal):
             shift_refusal = weighed
         else:
@@ -237,56 +238,6 @@ def _left(
     return outlying or kept_scale(view, source.gamma, readers)
 
 
-def _with_new_biases(
-    view: ModelInfo,
-    site: NormSite,
-    found: Sequence[ReachedLayer],
-    readers: Sequence[Absorption],
-    weighing: BetaCosts,
-) -> list[Absorption] | Refusal:
-    """Add a bias after readers without one if that costs less than beta does."""
-    made: list[Absorption] = []
-    without: ir.Node | None = None
-    cost, shape = 0, view.shape(site.input) or ()
-    for item, reader in zip(found, readers, strict=True):
-        node = item.reader.node
-        if reader.biases:
-            made.append(reader)
-            continue
-        place = _behind(view, node, item.absorbs, reader.outer)
-        if place is None or reader.start is not None:
-            return _no_bias(node, "has no bias input for beta, and none can be added")
-        without = without or node
-        rows = elements(shape) // max(site.size, 1)
-        size = reader.outer.size
-        added = work_beside(view.shape(node.outputs[0]), size, shape, rows * size)
-        cost += weighing.addition(added)
-        made.append(replace(reader, bias=place))
-    if without is None:
-        return made
-    saving = weighing.saving(site, cost)
-    if saving > cost:
-        return made
-    spent, saved = (f"{picoseconds / 1e6:.4g} µs" for picoseconds in (cost, saving))
-    sentence = f"an Add would cost {spent}, and the norm saves at most {saved} without beta"
-    return _no_bias(without, f"has no bias input for beta: {sentence}")
-
-
-def _behind(
-    view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer, outer: Channels
-) -> Place | None:
-    """Return the place of a new bias after an operator that cannot have one itself."""
-    shape = view.shape(node.outputs[0])
-    if absorbs.bias is not None or absorbs.shift_refusal is not None or shape is None:
-        return None
-    digits = absorbs.output.digits
-    if not digits or not all(digit.whole for digit in outer.digits) or not node.outputs[0].name:
-        return None
-    if any(digit.axis >= len(shape) or shape[digit.axis] != digit.size for digit in digits):
-        return None
-    return Place("", ref_of(view, Reader(node, len(node.inputs))), absorbs.output, behind=True)
-
-
 def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal | None:
     """Return why gamma stays with a beta that cannot move; None if beta / gamma can stay."""
     why = shift_refusal or Refusal(RefusalCode.SHIFT_CANNOT_CROSS, "beta cannot move")
@@ -302,7 +253,3 @@ def _keeps_beta(source: AffineSource, shift_refusal: Refusal | None) -> Refusal 
         sentence = f"{why.sentence}, and beta / gamma, which would remain, is not finite"
         return Refusal(why.code, sentence, why.nodes)
     return None
-
-
-def _no_bias(node: ir.Node, sentence: str) -> Refusal:
-    return refuse(RefusalCode.SHIFT_CANNOT_CROSS, node, sentence)

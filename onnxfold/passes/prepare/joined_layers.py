@@ -4,13 +4,6 @@
 
 The mean of a row of the result is that of all pieces, x (W 1 + V 1) / d, which only a weight that
 has all channels can lose. Pieces of different inputs stay: x W 1 + z V 1 is in neither weight.
-
-Means that are subtracted from a sum and are of one summand: they are taken from that.
-
-    (v + a) - mean(a)  =  v + (a - mean(a))
-
-A dueling head is written so, value + advantage - advantage.mean(dim=1, keepdim=True); a - mean(a)
-moves into the weights before it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import FLOATS, ModelInfo, keeps_dims, node_label, operator
+from onnxfold.graph import FLOATS, ModelInfo, operator
 from onnxfold.graph.edit import add_constant, drop_weight, inherit, redirect, set_input, sweep
 from onnxfold.graph.equality import same_attributes
 from onnxfold.graph.operands import (
-    computed_by,
     is_read_once,
     known_operand,
     known_tensor,
@@ -31,7 +23,6 @@ from onnxfold.graph.operands import (
     producer_of,
     weight_operand,
 )
-from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.families.maps import IndexMap, map_of
 from onnxfold.operators.row import Layer
 from onnxfold.operators.table import row_of
@@ -146,7 +137,6 @@ def _alike(a: _Piece, b: _Piece) -> bool:
         and a.layer.graph is b.layer.graph
         and a.layer.inputs[0] is b.layer.inputs[0]
         and a.axis == b.axis
-        and (a.addition is None) == (b.addition is None)
         and same_attributes(a.layer, b.layer)
         and _weight(a).dtype == _weight(b).dtype
         and shapes[0] == shapes[1]
@@ -158,8 +148,9 @@ def _weight(piece: _Piece) -> ir.TensorProtocol:
 
 
 def _join(builder: Builder, node: ir.Node, pieces: Sequence[_Piece]) -> None:
-    """Let the first layer compute all channels, and remove the others and the Concat."""
-    first, end = pieces[0], node.outputs[0]
+    """Let one layer compute all channels, with a bias if any has one; remove the others."""
+    added = [piece for piece in pieces if piece.addition is not None]
+    first, end = (added or pieces)[0], node.outputs[0]
     weights = [_weight(piece) for piece in pieces]
     biases = [piece.bias for piece in pieces]
     old = known_operand(first.layer, _WEIGHT), first.bias
@@ -178,8 +169,9 @@ def _join(builder: Builder, node: ir.Node, pieces: Sequence[_Piece]) -> None:
         result = first.addition.outputs[0]
     redirect(end, result, outputs=True)
     inherit(end, result)
-    additions = [piece.addition for piece in pieces[1:] if piece.addition is not None]
-    sweep([*(piece.layer for piece in pieces[1:]), *additions, node])
+    others = [piece for piece in pieces if piece is not first]
+    additions = [piece.addition for piece in others if piece.addition is not None]
+    sweep([*(piece.layer for piece in others), *additions, node])
     for value in old:
         drop_weight(value)
 
@@ -207,31 +199,3 @@ def _stored(builder: Builder, name: str, parts: Sequence[ir.TensorProtocol], axi
 
     lazy = ir.LazyTensor(joined, dtype=dtype, shape=shape, name=name)
     return ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=lazy)
-
-
-def subtract_from_summands(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite such differences, in place, and name them."""
-    found = [(node, total) for node in all_nodes(model) if (total := _sum_before(node)) is not None]
-    builder = Builder(model)
-    for node, total in found:
-        mean = node.inputs[1]
-        reducer = computed_by(mean, "ReduceMean")
-        summand = None if reducer is None else reducer.inputs[0]
-        call = builder.at(node)
-        (centred,) = call.emit("Sub", (summand, mean))
-        operands = [centred if value is summand else value for value in total.inputs]
-        (result,) = call.emit("Add", operands)
-        call.finish({0: result})
-        sweep([total])
-    return tuple(node_label(node) for node, _ in found)
-
-
-def _sum_before(node: ir.Node) -> ir.Node | None:
-    """Return the Add from which a node takes the mean of one summand, if no other reads these."""
-    if node.op_type != "Sub" or node.domain:
-        return None
-    total, mean = computed_by(node.inputs[0], "Add"), computed_by(node.inputs[1], "ReduceMean")
-    if total is None or mean is None or not keeps_dims(mean):
-        return None
-    alone = all(is_read_once(each.outputs[0]) for each in (total, mean))
-    return total if alone and list(total.inputs).count(operand(mean, 0)) == 1 else None

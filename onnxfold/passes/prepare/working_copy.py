@@ -27,7 +27,8 @@ from onnxfold.passes.prepare.direct_reads import (
     read_directly,
     read_from_outside,
 )
-from onnxfold.passes.prepare.joined_layers import join_layers, subtract_from_summands
+from onnxfold.passes.prepare.joined_layers import join_layers
+from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
 from onnxfold.passes.prepare.own_functions import is_ours, spell_out
 from onnxfold.passes.prepare.stored_constants import (
     add_biases,
@@ -100,10 +101,12 @@ def prepare(
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
-    picked = pick_from_tensors(clone) + reshape_whole(clone) + subtract_from_summands(clone)
+    picked = pick_from_tensors(clone) + reshape_whole(clone)
     read += read_from_outside(clone)
     same = inferred and not (inlined or split or picked or read)
     info = ModelInfo(clone) if same else infer(clone)
+    if subtract_from_summands(info):
+        info = infer(clone)
     for change in _WRITTEN if written else _GIVEN:
         info = ModelInfo(clone) if change(info) else info
     if not written and join_layers(info, allow_split):

@@ -6,11 +6,10 @@ Operators that are half a norm have their rules here: they combine with the neig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxfold.norms.second_moments import MomentAxes, Statistic
-from onnxfold.norms.site import EpsilonMode
+from onnxfold.norms.site import DEFAULT_EPSILON, EpsilonMode
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.recognition.algebra import (
@@ -26,7 +25,6 @@ from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form
 from onnxfold.recognition.algebra.graph_state import Algebra
 from onnxfold.recognition.algebra.moments import as_moment
 
-_EPSILON = float(np.float32(1e-5))  # default of every operator here; attributes are float32
 _Rule = Callable[[Algebra, ir.Node], Form | None]
 
 
@@ -49,7 +47,7 @@ def instance_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
     over = algebra.over(x, tuple(range(2, len(dims))))
     if over is None:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, x, replace(over, channel=1), epsilon, ONE)
 
 
@@ -73,7 +71,7 @@ def rms_operator(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     if algebra.varying(gamma, form.t) is None:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, form.t, over, epsilon, gamma)
 
 
@@ -95,7 +93,7 @@ def batch_normalization(algebra: Algebra, node: ir.Node) -> Form | None:
         return None
     if algebra.canonical.uniform(scale) != 1.0 or algebra.canonical.uniform(bias) != 0.0:
         return None
-    epsilon = node.attributes.get_float("epsilon", _EPSILON)
+    epsilon = node.attributes.get_float("epsilon", DEFAULT_EPSILON)
     return _normalised(algebra, x, over, epsilon, ONE)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import onnxfold
 from onnxfold.graph.edit import Editor
+from onnxfold.options import FuseAffine
 from onnxfold.passes.affine.batch_norms import apply, decide
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.base import Settings
@@ -27,7 +28,7 @@ _OF_ROWS = "n6 = Relu(r6) "
 _SHAPES = {
     "s": (6,), "b": (6,), "m": (6,), "W": (6, 5), "W2": (6, 5), "K": (5, 6, 1), "K3": (5, 6, 3),
     "D": (6, 1, 1), "T": (6, 5, 1), "c": (5,), "c6": (6,), "R": (1, 3, 6), "H": (1, 3, 3),
-    "q": (1, 6),
+    "q": (1, 6), "S": (6, 6),
 }  # fmt: skip
 # Of x: [B, 6] or, where a convolution reads it, [B, 6, 4].
 MOVES = {
@@ -45,18 +46,21 @@ MOVES = {
     "after a layout": _BN + "t = Transpose<perm=[0, 2, 1]>(n) p = MatMul(t, W) y = Add(p, c)",
     "a recurrent layer": _BN + "t = Transpose<perm=[2, 0, 1]>(n) "
     "y = RNN<hidden_size=3>(t, R, H, q)",
+    "what is normalized is read as well": _BN + "p = Gemm(n, W, c) z = Gemm(r, W2) y = Add(p, z)",
+    "an input": f"n = {_NORM}(x, s, b, m, v) y = Gemm(n, W, c)",
+    "an input that is read as well": f"n = {_NORM}(x, s, b, m, v) p = Gemm(n, W, c) "
+    "z = Gemm(x, W2) y = Add(p, z)",
     "one of two": _BN + f"k = Sigmoid(n) n2 = {_NORM}(k, s, b, m, v) p = Gemm(n2, W, c) y = Exp(p)",
 }
 REFUSED = {
     "a padded convolution": _BN + "y = Conv<pads=[1, 1]>(n, K3, c)",
     "an activation reads it too": _BN + "p = Gemm(n, W, c) t = Tanh(n) z = Gemm(t, W, c) "
     "y = Add(p, z)",
-    "a product without a bias": _BN + "y = MatMul(n, W)",
+    "a product without a bias, as wide": _BN + "y = MatMul(n, S)",
+    "two products without a bias": _BN + "p = MatMul(n, W) q2 = MatMul(n, W2) y = Add(p, q2)",
     "borders of a transposed convolution": _BN + "y = ConvTranspose<strides=[2]>(n, T, c)",
     "in training": f"r = Relu(x) n = {_NORM[:-1]}, training_mode=1>(r, s, b, m, v) "
     "y = Gemm(n, W, c)",
-    "what is normalized is read as well": _BN + "p = Gemm(n, W, c) z = Gemm(r, W2) y = Add(p, z)",
-    "an input": f"n = {_NORM}(x, s, b, m, v) y = Gemm(n, W, c)",
     "factors that are computed": f"r = Relu(x) k = ReduceMean<keepdims=0>(x, zero) "
     f"n = {_NORM}(r, k, b, m, v) y = Gemm(n, W, c)",
 }
@@ -100,6 +104,24 @@ def test_it_moves_and_nothing_else_changes(case: str, zero: bool) -> None:
     assert error(model, done.model) < BOUND
     assert done.proof.passed, done.proof.failures
     assert not _moved(done.model).fusions
+
+
+@pytest.mark.parametrize("case", ["y = MatMul(n, W)", "p = MatMul(n, W) y = Sigmoid(p)"])
+def test_an_addition_after_a_product_takes_its_place_where_it_is_smaller(case: str) -> None:
+    model = _model(_BN + case)
+    done = _moved(model)
+    assert len(done.fusions) == 1
+    names = [node.op_type for node in done.model.graph]
+    assert names[:3] == ["Relu", "MatMul", "Add"]
+    assert names[3:] == (["Sigmoid"] if "Sigmoid" in case else [])
+    assert error(model, done.model) < BOUND
+    assert done.proof.passed, done.proof.failures
+    assert not _moved(done.model).fusions
+
+
+def test_it_takes_the_place_of_an_addition_as_wide_where_that_is_asked_for() -> None:
+    view = prepare(_model(REFUSED["a product without a bias, as wide"])).info
+    assert len(decide(view, Settings(fuse_affine=FuseAffine.ALWAYS)).fusions) == 1
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -31,12 +31,14 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "both directions without a bias": ('direction="bidirectional"', "", "y"),
     "batch first": ("layout=1", ", B", "y"),
     "lengths and a state": ("", ", B, lengths, h0", "y"),
+    "lengths of a caller": ("", ", B, given", "y"),
+    "lengths of a caller, no bias": ('direction="bidirectional"', ", , given", "y"),
     "clipped": ("clip=0.5", ", B", "y"),
 }
 
 
 def _constants(op_type: str, form: str) -> dict[str, Array]:
-    d, g = 2 if "both" in form else 1, GATES[op_type]
+    d, g = 2 if "bidirectional" in FORMS[form][0] else 1, GATES[op_type]
     made = {
         "gamma": 1 + 0.5 * RNG.standard_normal(WIDTH),
         "beta": RNG.standard_normal(WIDTH),
@@ -60,8 +62,9 @@ def _model(op_type: str, form: str, more: str = "", dtype: str = "double") -> ir
         else array.astype(np.dtype(dtype.replace("float", "float32")))
         for name, array in _constants(op_type, form).items()
     }
-    batch = "2" if "lengths" in form else "N"
+    batch = "3" if "given" in inputs else "2" if "lengths" in form else "N"
     x = f"{dtype}[{batch},4,{WIDTH}] x" if "first" in form else f"{dtype}[4,{batch},{WIDTH}] x"
+    x += ", int32[3] given" if "given" in inputs else ""
     return graph(
         body, x, f"{dtype}{'[a,b,c]' if ',' in outputs else '[a,b,c,e]'} y", made, opset=14
     )
@@ -101,10 +104,11 @@ def test_the_bias_of_a_state_that_is_reset_stays() -> None:
     assert not proof.passed
 
 
+@pytest.mark.parametrize("form", ["both directions", "lengths of a caller"])
 @pytest.mark.parametrize("name", ["W", "R", "B"])
 @pytest.mark.parametrize("op_type", GATES)
-def test_a_wrong_weight_or_bias_fails_the_proof(op_type: str, name: str) -> None:
-    model = _model(op_type, "both directions")
+def test_a_wrong_weight_or_bias_fails_the_proof(op_type: str, name: str, form: str) -> None:
+    model = _model(op_type, form)
     fused = fuse(model)
     stored = fused.model.graph.initializers[name].const_value
     assert stored is not None

@@ -22,6 +22,14 @@ _CENTRED = "m = ReduceMean<axes=[-1]>(a) d = Sub(a, m)"
 _READERS = {
     "dueling": f"v = MatMul(u, V) {_CENTRED} y = Add(v, d)",
     "dueling in a row": "v = MatMul(u, V) s = Add(v, a) m = ReduceMean<axes=[-1]>(a) y = Sub(s, m)",
+    "the mean first": "v = MatMul(u, V) m = ReduceMean<axes=[-1]>(a) s = Sub(v, m) y = Add(s, a)",
+    "the mean last": "v = MatMul(u, V) m = ReduceMean<axes=[-1]>(a) s = Sub(m, a) y = Sub(v, s)",
+    "negative": "m = ReduceMean<axes=[-1]>(a) s = Sub(m, a) n = Neg(s) y = Sub(n, two)",
+    "unsqueezed": "m = ReduceMean<axes=[1], keepdims=0>(a) n = Unsqueeze(m, one) y = Sub(a, n)",
+    "expanded": "v = MatMul(u, V) s = Add(v, a) m = ReduceMean<axes=[1], keepdims=0>(a) "
+    "n = Unsqueeze(m, one) z = Shape(a) e = Expand(n, z) y = Sub(s, e)",
+    "a sum over 5": "m = ReduceSum(a, one) n = Div(m, five) y = Sub(a, n)",
+    "a sum times a fifth": "m = ReduceSum(a, one) n = Mul(fifth, m) y = Sub(a, n)",
     "advantage first": "v = MatMul(u, V) s = Add(a, v) m = ReduceMean<axes=[-1]>(a) y = Sub(s, m)",
     "activation": f"{_CENTRED} y = Tanh(d)",
     "length 2": f"{_CENTRED} y = LpNormalization<axis=-1, p=2>(d)",
@@ -34,6 +42,8 @@ _READERS = {
 def _model(after: str, outputs: str = "double[B,5] y") -> onnx.ModelProto:
     body = f"p = MatMul(u, W) a = Add(p, b) {after}"
     constants: dict[str, Any] = weights(W=(6, 5), b=(5,), V=(6, 1), U=(5, 5))
+    numbers = {"one": np.int64([1]), "two": 2.0, "five": 5.0, "fifth": 0.2, "fourth": 0.25}
+    constants |= {name: np.asarray(number) for name, number in numbers.items() if name in after}
     return ir.to_proto(graph(body, "double[B,6] u", outputs, constants, opset=17))
 
 
@@ -53,7 +63,8 @@ def test_a_mean_that_is_subtracted_after_a_layer_goes_into_it(reader: str, targe
     assert not folded.plan.folds
     assert folded.proof.passed
     operators = {node.op_type for node in folded.model.graph.node}
-    assert not {"Sub", "ReduceMean", "Center"} & operators
+    assert not {"ReduceMean", "ReduceSum", "Center"} & operators
+    assert "Sub" not in operators or reader in ("negative", "the mean last")
     assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
 
 
@@ -95,6 +106,47 @@ def test_a_mean_of_an_activation_stays_and_may_not_be_dropped() -> None:
     wrong = forced(model, plan)
     assert not wrong.proof.passed
     assert relative_error(evaluate(model, _rows()), evaluate(wrong.model, _rows())) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "m = ReduceSum(a, one) n = Mul(fourth, m) y = Sub(a, n)",
+        "m = ReduceMean<axes=[-1]>(a) y = Add(a, m)",
+        "m = ReduceMean<axes=[-1]>(a) s = Sub(a, m) t = Add(m, s) y = Identity(t)",
+        "v = MatMul(u, V) m = ReduceMean<axes=[-1]>(v) y = Sub(a, m)",
+    ],
+    ids=["a quarter of five", "added", "read twice", "of another"],
+)
+def test_what_is_no_mean_of_a_summand_is_not_subtracted_from_it(after: str) -> None:
+    model = _model(after)
+    folded = fold(model)
+    assert not folded.plan.centrings
+    assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
+
+
+def test_a_mean_of_rows_is_not_expanded_over_columns() -> None:
+    """[5] as [5, 5] repeats along the first axis, where each row has its own mean."""
+    after = "m = ReduceMean<axes=[1], keepdims=0>(a) s = Shape(a) n = Expand(m, s) y = Sub(a, n)"
+    model = _model(after)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 5
+    assert not onnxfold.inspect(model)["centrings"]
+    rows = {"u": _rows()["u"][:5]}
+    folded = fold(model)
+    assert relative_error(evaluate(model, rows), evaluate(folded.model, rows)) < BOUND
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_layer_norm_of_it_folds_with_it(target: str) -> None:
+    """LN(a - mean(a)) = LN(a), by an operator that would subtract the mean again."""
+    model = _model(f"{_CENTRED} y = LayerNormalization<axis=-1>(d, b)")
+    once = onnxfold.optimize(model, target=target, fold="always")
+    assert once.plan is not None
+    assert len(once.plan.folds) == 1
+    operators = [node.op_type for node in once.model.graph.node]
+    assert not {"Sub", "LayerNormalization", "LayerNormAffine"} & set(operators)
+    assert not onnxfold.optimize(once.model, target=target, fold="always").changed
 
 
 def test_they_are_counted_apart_from_norms() -> None:

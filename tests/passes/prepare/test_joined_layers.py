@@ -28,6 +28,8 @@ FOLDS = {
     "both with a bias": "p = Gemm<alpha=0.5>(x, W, c) q = Gemm<alpha=0.5>(x, V, e) " + _JOINED,
     "additions of biases": "s = MatMul(x, W) p = Add(s, c) t = MatMul(x, V) q = Add(e, t) "
     + _JOINED,
+    "the first has a bias": "s = MatMul(x, W) p = Add(s, c) q = MatMul(x, V) " + _JOINED,
+    "the last has a bias": "p = MatMul(x, W) t = MatMul(x, V) q = Add(t, e) " + _JOINED,
     "convolutions": "p = Conv<pads=[1, 1]>(x, K, c) q = Conv<pads=[1, 1]>(x, L, e) " + _CHANNELS,
     "a residual behind it": "p = MatMul(x, W) q = MatMul(x, V) j = Concat<axis=-1>(p, q) "
     "r = MatMul(x, U) h = Add(j, r) ",
@@ -35,7 +37,6 @@ FOLDS = {
 STAYS = {
     "different inputs": "z = Tanh(x) p = MatMul(x, W) q = MatMul(z, V) " + _JOINED,
     "an activation": "s = MatMul(x, W) p = Relu(s) q = MatMul(x, V) " + _JOINED,
-    "one bias by an addition": "s = MatMul(x, W) p = Add(s, c) q = MatMul(x, V) " + _JOINED,
     "other factors": "p = Gemm<alpha=0.5>(x, W, c) q = Gemm(x, V, e) " + _JOINED,
     "windows of two sizes": "p = Conv<pads=[1, 1]>(x, K, c) q = Conv(x, L1, e) " + _CHANNELS,
     "a piece is read as well": "p = MatMul(x, W) q = MatMul(x, V) o = Tanh(q) " + _JOINED,
