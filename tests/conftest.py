@@ -10,6 +10,7 @@ import pytest
 import onnxfold.recognition
 import onnxfold.targets.lowering  # noqa: F401
 from onnxfold.targets import costs
+from tests.cli.command import Cli
 
 _DEFAULT_GRAPHS = 2000
 _PRICES = {target: costs.costs_of(target) for target in costs.Target}
@@ -41,3 +42,9 @@ def _all_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Put all prices back where a test has the mark of that name."""
     if request.node.get_closest_marker("prices") is not None:
         monkeypatch.setattr(costs, "_COSTS", _PRICES)
+
+
+@pytest.fixture
+def cli(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    capture = "capfd" if "capfd" in request.fixturenames else "capsys"  # not both
+    return Cli(monkeypatch, request.getfixturevalue(capture))

@@ -1,8 +1,9 @@
-"""Runs the command line in the process of the test."""
+"""Runs the command line in the process of the test; the fixture `cli` is a `Cli`."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typer.main import get_command
 
 from onnxfold.cli import application
 
-__all__ = ["run"]
+__all__ = ["Cli", "run"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -25,6 +26,21 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     except SystemExit as stopped:
         return int(stopped.code or 0)
     return 0
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Calls to the command line, and what they print."""
+
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: str | Path) -> int:
+        return run(self.monkeypatch, *words)
+
+    def readouterr(self) -> Any:
+        """Return what was printed since this was asked last."""
+        return self.capsys.readouterr()
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.command import run
+from tests.cli.command import Cli
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     words: tuple[str, ...],
     code: int,
     says: str,
+    cli: Cli,
 ) -> None:
     folder = model.parent
     monkeypatch.chdir(folder)
@@ -65,7 +66,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     np.savez(folder / "data.npz", ids=np.zeros((1, 4), np.int64))
     (folder / "truncated.onnx").write_bytes(model.read_bytes()[:-200])
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert run(monkeypatch, *words) == code
+    assert cli(*words) == code
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("onnxfold: ")
@@ -75,11 +76,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 
 @pytest.mark.parametrize("command", ["optimize", "convert", "bench", "serve", "measure", "plot"])
-def test_the_line_of_usage_has_no_bracket_in_a_bracket(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, command, "--help") == 0
-    (usage,) = (line for line in capsys.readouterr().out.splitlines() if "Usage" in line)
+def test_the_line_of_usage_has_no_bracket_in_a_bracket(command: str, cli: Cli) -> None:
+    assert cli(command, "--help") == 0
+    (usage,) = (line for line in cli.readouterr().out.splitlines() if "Usage" in line)
     assert not re.search(r"[\[{][^\]}]*[\[{]|\.\.\.\W+\.", usage)
 
 
@@ -102,27 +101,28 @@ def test_files_that_are_missing_or_damaged_exit_3(
     capfd: pytest.CaptureFixture[str],
     words: tuple[str, ...],
     file: str,
+    cli: Cli,
 ) -> None:
     monkeypatch.chdir(model.parent)
     for suffix in ("onnx", "npy", "npz", "json"):
         Path(f"garbage.{suffix}").write_bytes(b"neither of all\n" * 9)
-    assert run(monkeypatch, *(word.format(file) for word in words)) == 3
+    assert cli(*(word.format(file) for word in words)) == 3
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("onnxfold: ")
     assert file in line
 
 
 def test_whether_a_file_can_be_read_is_told_by_what_reads_it(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
-    assert run(monkeypatch, "inspect", model) == 0
+    assert cli("inspect", model) == 0
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "model.onnx")
 
     monkeypatch.setattr("onnxfold.api.inspect", denied)
-    assert run(monkeypatch, "inspect", model) == 3
+    assert cli("inspect", model) == 3
     said = capfd.readouterr().err
     assert said == "onnxfold: model.onnx: Permission denied; choose another path\n"
 
@@ -141,25 +141,26 @@ def test_where_a_measurement_cannot_be_written_is_told_before_it_begins(
     capfd: pytest.CaptureFixture[str],
     words: tuple[str, ...],
     says: str,
+    cli: Cli,
 ) -> None:
     monkeypatch.chdir(model.parent)
     Path("there").mkdir()
     Path("there.json").touch()
     monkeypatch.setattr("os.access", lambda path, _: not str(path).startswith("there"))
-    assert run(monkeypatch, "measure", model, "--rows", "4", *words) == 3
+    assert cli("measure", model, "--rows", "4", *words) == 3
     said = capfd.readouterr()
     assert "norms over" not in said.out
     assert says in said.err.splitlines()[-1]
 
 
-def test_unknown_options_exit_2(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, "optimize", model, "--nonsense") == 2
-    assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "tpu") == 2
+def test_unknown_options_exit_2(model: Path, cli: Cli) -> None:
+    assert cli("optimize", model, "--nonsense") == 2
+    assert cli("optimize", model, "-o", "x", "--target", "tpu") == 2
 
 
 def test_the_old_name_of_a_target_exits_2_with_the_new_one(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    model: Path, capfd: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
-    assert run(monkeypatch, "optimize", model, "-o", "x", "--target", "portable") == 2
+    assert cli("optimize", model, "-o", "x", "--target", "portable") == 2
     said = capfd.readouterr().err
     assert said == "onnxfold: the target 'portable' is called 'kernels' now\n"

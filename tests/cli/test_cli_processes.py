@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -16,21 +17,17 @@ import onnxfold
 from tests.builders import chain_model
 
 
+def ran(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words."""
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
 def test_chain_of_every_target_runs_from_a_shell(tmp_path: Path) -> None:
     """One real process, so that entry point, imports and exit code are the shipped ones."""
     onnx.save(chain_model(), tmp_path / "m.onnx")
-    command = [
-        sys.executable,
-        "-m",
-        "onnxfold",
-        "optimize",
-        "m.onnx",
-        "-o",
-        "o.onnx",
-        "--fold",
-        "always",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = "-m onnxfold optimize m.onnx -o o.onnx --fold always".split()
+    done = ran(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 of 1 LayerNorm folds" in done.stdout
     assert done.stderr == ""
@@ -44,8 +41,8 @@ def test_help_teaches_without_loading_anything_heavy() -> None:
         "heavy = ('numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'scipy')\n"
         "print([module for module in heavy if module in sys.modules])"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = ran("-c", code)
+    assert done.returncode == 0
     assert "Usage: onnxfold [OPTIONS]" in done.stdout
     assert "optimize" in done.stdout
     assert "Exit codes" in done.stdout
@@ -99,13 +96,8 @@ def test_a_pipe_that_nobody_reads_ends_it_without_a_word(model: Path, words: str
 
 
 def test_an_encoding_without_a_character_escapes_it(model: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxfold", "measure", str(model), "--rows", "1"],
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "onnxfold", "measure", str(model), "--rows", "1")
+    done = ran(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert "\\xb1" in done.stdout
 
@@ -114,13 +106,7 @@ def test_an_encoding_without_a_character_escapes_it(model: Path) -> None:
 def test_a_name_that_is_too_long_is_no_defect(model: Path, arguments: tuple[str, str]) -> None:
     command, option = arguments
     name = f"{'a' * 300}.npz"
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxfold", command, str(model), option, name],
-        cwd=model.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran("-m", "onnxfold", command, str(model), option, name, cwd=model.parent)
     assert done.returncode == 3
     assert name in done.stderr
     assert done.stderr.splitlines()[-1].endswith("File name too long; choose another path")
@@ -199,9 +185,7 @@ run()
 def test_packages_that_do_not_fit_together_are_named_with_the_remedy(
     program: str, what: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = ran("-c", program)
     assert done.returncode == 3
     assert done.stderr.startswith("onnxfold: the installed packages do not fit together: ")
     assert what in done.stderr
@@ -220,7 +204,8 @@ def test_python_says_the_same_of_packages(program: str, what: str) -> None:
         "    try: getattr(onnxfold, name)\n"
         "    except onnxfold.DependencyError as e: print(e, isinstance(e, ImportError))\n"
     )
-    done = subprocess.run([sys.executable, "-c", used], capture_output=True, text=True, check=True)
+    done = ran("-c", used)
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len(names)
     for line in lines:
@@ -233,8 +218,6 @@ def test_a_fault_of_our_own_stays_what_it_is() -> None:
     program = (
         "import sys\nsys.modules['onnxfold.model_io'] = None\nimport onnxfold\nonnxfold.optimize"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    done = ran("-c", program)
     assert done.returncode == 1
     assert "fit together" not in done.stderr

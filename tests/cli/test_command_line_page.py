@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from tests.builders import pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli
 from tests.project.test_readme import blocks
 
 _ROOT = Path(__file__).parents[2]
@@ -30,12 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_runs_as_printed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_runs_as_printed(folder: Path, cli: Cli) -> None:
     ((command,),) = (block.splitlines() for block in blocks("sh", _PAGE))
-    assert run(monkeypatch, *shlex.split(command)[1:]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert cli(*shlex.split(command)[1:]) == 0
+    lines = [line.rstrip() for line in cli.readouterr().out.splitlines()]
     shown = blocks("text", _PAGE)[0].splitlines()
     assert lines[2:] == shown[2:]
     # Whichever is done first.
@@ -45,12 +43,10 @@ def test_the_command_runs_as_printed(
     assert (folder / "folded" / "dinov2-small.onnx").exists()
 
 
-def test_the_file_holds_options_that_there_are(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_holds_options_that_there_are(folder: Path, cli: Cli) -> None:
     (text,) = blocks("toml", _PAGE)
     (folder / "onnxfold.toml").write_text(text.replace('"mask:1,128"', "").replace('", ]', '"]'))
     onnx.save(pre_norm_model(), folder / "m.onnx")
     words = ("optimize", "m.onnx", "--dry-run")
-    assert run(monkeypatch, *words) == 0
-    assert capsys.readouterr().err == "options from onnxfold.toml: target, inputs, no-check\n"
+    assert cli(*words) == 0
+    assert cli.readouterr().err == "options from onnxfold.toml: target, inputs, no-check\n"

@@ -9,106 +9,79 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxfold.cli.application import main
-from tests.builders import pre_norm_model
+from tests.cli.command import Cli
 
 _LLAMA = Path(__file__).parents[1] / "recipes" / "llama-small.onnx"
-
-
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr("sys.argv", ["onnxfold", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "model.onnx"
-    onnx.save(pre_norm_model(), path)
-    return path
 
 
 def _operators(path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(path).graph.node]
 
 
-def test_there_and_back_from_the_command_line(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_there_and_back_from_the_command_line(model: Path, cli: Cli) -> None:
     rms, layer = model.with_name("rms.onnx"), model.with_name("layer.onnx")
-    assert _run(monkeypatch, "convert", model, "-o", rms, "--to", "rms") == 0
-    said = capfd.readouterr().out
+    assert cli("convert", model, "-o", rms, "--to", "rms") == 0
+    said = cli.readouterr().out
     assert "3 of 3 LayerNorms fold to RMSNorm" in said
     assert "LayerNormalization" not in _operators(rms)
-    assert _run(monkeypatch, "convert", rms, "-o", layer, "--to", "layer", "--shift", 1) == 0
-    said = capfd.readouterr().out
+    assert cli("convert", rms, "-o", layer, "--to", "layer", "--shift", 1) == 0
+    said = cli.readouterr().out
     assert "3 of 3 RMSNorms restored to LayerNorm" in said
     assert "5 shifted weights seen by no other reader" in said
     assert _operators(layer).count("LayerNormalization") == 3
 
 
-def test_the_form_of_the_norms_can_be_chosen(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_form_of_the_norms_can_be_chosen(model: Path, cli: Cli) -> None:
     out = model.with_name("rms.onnx")
     for form, norms in (("op", 3), ("decomposed", 0)):
         arguments = ("convert", model, "-o", out, "--to", "rms", "--norm-form", form, "--force")
-        assert _run(monkeypatch, *arguments) == 0
+        assert cli(*arguments) == 0
         assert _operators(out).count("RMSNormalization") == norms
     out.unlink()
     for to, form in (("rms", "layer"), ("crms", "op"), ("layer", "decomposed")):
-        assert _run(monkeypatch, "convert", model, "-o", out, "--to", to, "--norm-form", form) == 2
-        assert f"--norm-form {form} is not for --to {to}" in " ".join(capfd.readouterr())
+        assert cli("convert", model, "-o", out, "--to", to, "--norm-form", form) == 2
+        assert f"--norm-form {form} is not for --to {to}" in " ".join(cli.readouterr())
     assert not out.exists()
 
 
-def test_what_is_compressed_says_what_its_rows_are_multiples_of(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(monkeypatch, "convert", model, "--to", "crms", "--dry-run") == 0
-    said = " ".join(capfd.readouterr())
+def test_what_is_compressed_says_what_its_rows_are_multiples_of(model: Path, cli: Cli) -> None:
+    assert cli("convert", model, "--to", "crms", "--dry-run") == 0
+    said = " ".join(cli.readouterr())
     assert "channels stored as" in said
-    assert _run(monkeypatch, "convert", model, "--to", "rms", "--dry-run") == 0
-    assert "channels stored as" not in " ".join(capfd.readouterr())
+    assert cli("convert", model, "--to", "rms", "--dry-run") == 0
+    assert "channels stored as" not in " ".join(cli.readouterr())
 
 
-def test_the_json_says_what_became_of_each_norm(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_json_says_what_became_of_each_norm(model: Path, cli: Cli) -> None:
     rms, layer = model.with_name("rms.onnx"), model.with_name("layer.onnx")
-    assert _run(monkeypatch, "-q", "convert", model, rms, "--to", "rms") == 0
-    assert _run(monkeypatch, "convert", rms, "-o", layer, "--to", "layer", "--json") == 0
-    report: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert cli("-q", "convert", model, rms, "--to", "rms") == 0
+    assert cli("convert", rms, "-o", layer, "--to", "layer", "--json") == 0
+    report: dict[str, Any] = json.loads(cli.readouterr().out)
     assert {norm["action"] for norm in report["inspect"]["norms"]} == {"layer_norm"}
     assert report["inspect"]["summary"]["restored"] == 3
     assert report["proof"]["passed"]
     assert report["verification"]["passed"]
 
 
-def test_a_dry_run_plans_and_writes_nothing(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_plans_and_writes_nothing(model: Path, cli: Cli) -> None:
     before = set(model.parent.iterdir())
-    assert _run(monkeypatch, "convert", model, "--to", "layer", "--dry-run") == 0
-    said = capfd.readouterr().out
+    assert cli("convert", model, "--to", "layer", "--dry-run") == 0
+    said = cli.readouterr().out
     assert "0 of 0 RMSNorms restored to LayerNorm" in said
     assert "already_layer" in said
     assert set(model.parent.iterdir()) == before
 
 
-def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "out.onnx"
-    assert _run(monkeypatch, "convert", _LLAMA, "-o", out, "--to", "layer") == 0
-    said = capfd.readouterr().out
+    assert cli("convert", _LLAMA, "-o", out, "--to", "layer") == 0
+    said = cli.readouterr().out
     assert "5 norms stay (has_mean): weight 'model.model.embed_tokens.weight' has a mean" in said
     assert onnx.load(out).graph == onnx.load(_LLAMA).graph
     out.unlink()
     arguments = ("convert", _LLAMA, "-o", out, "--to", "layer", "--fail-if-unchanged")
-    assert _run(monkeypatch, *arguments) == 1
-    assert capfd.readouterr().err == (
+    assert cli(*arguments) == 1
+    assert cli.readouterr().err == (
         "onnxfold: nothing to convert in this model, and --fail-if-unchanged is set\n"
     )
     assert not out.exists()
@@ -128,26 +101,20 @@ def test_a_stream_with_a_mean_is_left_and_every_norm_says_why(
     ],
 )
 def test_bad_usage_exits_2_with_the_remedy(
-    arguments: tuple[object, ...],
-    message: str,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[object, ...], message: str, model: Path, cli: Cli
 ) -> None:
-    assert _run(monkeypatch, "convert", model, *arguments) == 2
-    assert message in capfd.readouterr().err
+    assert cli("convert", model, *arguments) == 2
+    assert message in cli.readouterr().err
 
 
-def test_the_form_has_no_default(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _run(monkeypatch, "convert", model, "-o", model.with_name("o.onnx")) == 2
+def test_the_form_has_no_default(model: Path, cli: Cli) -> None:
+    assert cli("convert", model, "-o", model.with_name("o.onnx")) == 2
 
 
-def test_the_help_says_what_each_form_is_for(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_says_what_each_form_is_for(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert _run(monkeypatch, "convert", "--help") == 0
-    said = capfd.readouterr().out
+    assert cli("convert", "--help") == 0
+    said = cli.readouterr().out
     for part in (
         "--to rms",
         "--to crms",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import run
+from tests.cli.command import Cli, run
 
 
 def _moved(
@@ -33,10 +33,8 @@ def test_what_moves_is_chosen(
     assert sum(auto) < 6
 
 
-def test_two_options_that_differ_are_refused(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_options_that_differ_are_refused(model: Path, cli: Cli) -> None:
     asked = ("optimize", model, "--dry-run", "--no-fuse-affine", "--fuse-affine")
-    assert run(monkeypatch, *asked, "always") == 2
-    assert "exclude one another" in capsys.readouterr().err
-    assert run(monkeypatch, *asked, "never") == 0
+    assert cli(*asked, "always") == 2
+    assert "exclude one another" in cli.readouterr().err
+    assert cli(*asked, "never") == 0

@@ -19,7 +19,7 @@ from onnxfold.fleet import Errand, FleetRow, errands, spread
 from onnxfold.model_io.replacing import is_ours
 from onnxfold.report.printed_many import print_many
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli
 
 _QUICK = ("--fold", "always", "--no-check")
 
@@ -49,12 +49,12 @@ def all_files(folder: Path) -> dict[str, bytes]:
 
 
 def test_files_and_a_folder_go_into_a_folder_and_one_failure_stops_none(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    zoo: Path, cli: Cli
 ) -> None:
     before = all_files(zoo)
     words = ("optimize", "c.onnx", "zoo", "--output-dir", "out", "--jobs", "2", *_QUICK)
-    assert run(monkeypatch, *words, "--report", "r.json") == 3
-    captured = capsys.readouterr()
+    assert cli(*words, "--report", "r.json") == 3
+    captured = cli.readouterr()
     after = all_files(zoo)
     report = json.loads(after.pop("r.json"))
     made = {"out/c.onnx", "out/a.onnx", "out/deep/er/b.onnx"}
@@ -71,38 +71,34 @@ def test_files_and_a_folder_go_into_a_folder_and_one_failure_stops_none(
     assert sum(" of 4: " in line for line in lines) == 4
     # All of them are ours now, and may be replaced.
     assert all(is_ours(zoo / name) for name in made)
-    assert run(monkeypatch, *words) == 3
+    assert cli(*words) == 3
 
 
-def test_json_is_one_object_with_a_report_for_each_model(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_object_with_a_report_for_each_model(zoo: Path, cli: Cli) -> None:
     words = ("optimize", "c.onnx", "zoo/a.onnx", "--output-dir", "out", "--json", *_QUICK)
-    assert run(monkeypatch, *words) == 0
-    rows = json.loads(capsys.readouterr().out)["models"]
+    assert cli(*words) == 0
+    rows = json.loads(cli.readouterr().out)["models"]
     assert [row["output"] for row in rows] == ["out/c.onnx", "out/a.onnx"]
     assert all(row["report"]["output"]["path"].endswith(row["output"]) for row in rows)
     assert all(row["report"]["run"]["options"]["fold"] == "always" for row in rows)
 
 
 @pytest.mark.parametrize("name", ["out/c.onnx", "out/c.onnx.data"])
-def test_what_is_not_ours_stays_and_the_others_are_written(
-    zoo: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_ours_stays_and_the_others_are_written(zoo: Path, name: str, cli: Cli) -> None:
     (zoo / "out").mkdir()
     (zoo / name).write_bytes(b"precious")
     (zoo / "out" / "mine.txt").write_text("mine")
     extern = ("--save-as-external-data",)
     words = ("optimize", "c.onnx", "zoo/a.onnx", "--output-dir", "out", *_QUICK, *extern)
-    code = run(monkeypatch, *words)
-    said = capsys.readouterr().out
+    code = cli(*words)
+    said = cli.readouterr().out
     assert (zoo / name).read_bytes() == b"precious"
     assert (zoo / "out" / "mine.txt").read_text() == "mine"
     assert is_ours(zoo / "out" / "a.onnx")
     if name == "out/c.onnx":
         assert code == 2
         assert "out/c.onnx: it exists, and onnxfold did not write it" in said
-        assert run(monkeypatch, *words, "--force") == 0
+        assert cli(*words, "--force") == 0
         assert is_ours(zoo / "out" / "c.onnx")
 
 
@@ -125,18 +121,14 @@ def test_what_is_not_ours_stays_and_the_others_are_written(
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_nothing_is_written(
-    zoo: Path,
-    words: tuple[str, ...],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    zoo: Path, words: tuple[str, ...], sentence: str, cli: Cli
 ) -> None:
     (zoo / "empty").mkdir()
     (zoo / "x").mkdir()
     (zoo / "x" / "c.onnx").write_bytes((zoo / "c.onnx").read_bytes())
     before = all_files(zoo)
-    assert run(monkeypatch, "optimize", *words) == 2
-    captured = capsys.readouterr()
+    assert cli("optimize", *words) == 2
+    captured = cli.readouterr()
     assert sentence in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert captured.out == ""
@@ -144,46 +136,40 @@ def test_what_makes_no_sense_is_one_line_and_nothing_is_written(
     assert not (zoo / "out").exists()
 
 
-def test_results_within_the_folder_are_no_models_of_the_next_run(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_within_the_folder_are_no_models_of_the_next_run(zoo: Path, cli: Cli) -> None:
     (zoo / "zoo" / "deep" / "broken.onnx").unlink()
     words = ("-q", "optimize", "zoo", "--output-dir", "zoo/folded", *_QUICK)
-    assert run(monkeypatch, *words) == 0
+    assert cli(*words) == 0
     made = all_files(zoo / "zoo" / "folded")
     assert set(made) == {"a.onnx", "deep/er/b.onnx"}
-    assert run(monkeypatch, *words) == 0
+    assert cli(*words) == 0
     assert all_files(zoo / "zoo" / "folded").keys() == made.keys()
 
 
-def test_a_dry_run_of_a_folder_writes_nothing(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_a_folder_writes_nothing(zoo: Path, cli: Cli) -> None:
     before = all_files(zoo)
-    assert run(monkeypatch, "optimize", "zoo", "c.onnx", "--dry-run", "--fold", "always") == 3
-    assert "4 models: 3 planned, 1 failed" in capsys.readouterr().out
+    assert cli("optimize", "zoo", "c.onnx", "--dry-run", "--fold", "always") == 3
+    assert "4 models: 3 planned, 1 failed" in cli.readouterr().out
     assert all_files(zoo) == before
 
 
-def test_a_result_without_a_name_stands_beside_the_model(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "optimize", "c.onnx", *_QUICK) == 0
+def test_a_result_without_a_name_stands_beside_the_model(zoo: Path, cli: Cli) -> None:
+    assert cli("optimize", "c.onnx", *_QUICK) == 0
     assert is_ours(zoo / "c.folded.onnx")
-    assert run(monkeypatch, "optimize", "c.onnx", *_QUICK) == 0
+    assert cli("optimize", "c.onnx", *_QUICK) == 0
     (zoo / "c.folded.onnx").write_bytes(b"precious")
-    capsys.readouterr()
-    assert run(monkeypatch, "optimize", "c.onnx", *_QUICK) == 2
-    assert "onnxfold did not write it" in capsys.readouterr().err
+    cli.readouterr()
+    assert cli("optimize", "c.onnx", *_QUICK) == 2
+    assert "onnxfold did not write it" in cli.readouterr().err
     assert (zoo / "c.folded.onnx").read_bytes() == b"precious"
 
 
 def test_two_names_are_in_and_out_and_the_refusal_names_the_way_to_several(
-    zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    zoo: Path, cli: Cli
 ) -> None:
-    assert run(monkeypatch, "optimize", "c.onnx", "zoo/a.onnx", *_QUICK) == 2
-    assert "--output-dir DIR takes several models" in capsys.readouterr().err
-    assert run(monkeypatch, "optimize", "c.onnx", "new.onnx", *_QUICK) == 0
+    assert cli("optimize", "c.onnx", "zoo/a.onnx", *_QUICK) == 2
+    assert "--output-dir DIR takes several models" in cli.readouterr().err
+    assert cli("optimize", "c.onnx", "new.onnx", *_QUICK) == 0
     assert is_ours(zoo / "new.onnx")
 
 

@@ -16,7 +16,7 @@ from onnxfold.cli.terminal import Verbosity
 from onnxfold.report.fitted_tables import broken, shortened
 from onnxfold.runtime import doctor
 from tests.builders import post_norm_model, pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli, run
 from tests.tuning.forked import forked_jobs
 
 _LONG = "/model/encoder/layers.{}/self_attention_block/output/LayerNorm/{}"
@@ -178,18 +178,15 @@ _QUIET = [
 
 @pytest.mark.parametrize("words", _QUIET, ids=lambda words: " ".join(words[:2]))
 def test_quiet_means_the_same_with_every_command(
-    files: Path,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     forked_jobs(monkeypatch)
     if words[0] == "plot":
-        assert run(monkeypatch, "measure", "m.onnx", "--report", "r.json") == 0
-    capsys.readouterr()
+        assert cli("measure", "m.onnx", "--report", "r.json") == 0
+    cli.readouterr()
     for order in (("-q", *words), (*words, "-q")):
-        assert run(monkeypatch, *order) == 0
-        captured = capsys.readouterr()
+        assert cli(*order) == 0
+        captured = cli.readouterr()
         assert captured.out == ""
         assert all(
             line.startswith(("onnxfold: ", "no --data: ")) for line in captured.err.splitlines()

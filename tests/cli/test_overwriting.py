@@ -12,7 +12,7 @@ import onnxfold
 from onnxfold.errors import UsageError
 from onnxfold.model_io.replacing import is_ours
 from tests.builders import model_of, pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli
 
 
 def unfoldable(sign: str = "Relu") -> onnx.ModelProto:
@@ -40,21 +40,18 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_file_of_somebody_else_is_replaced_only_by_force(
-    two: Path,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    two: Path, words: tuple[str, ...], cli: Cli
 ) -> None:
     before = (two / "b.onnx").read_bytes()
     words = (*words, "--no-check")
-    assert run(monkeypatch, *words) == 2
-    said = capsys.readouterr()
+    assert cli(*words) == 2
+    said = cli.readouterr()
     assert said.out == ""
     assert "b.onnx: it exists, and onnxfold did not write it" in said.err
     assert (two / "b.onnx").read_bytes() == before
-    assert run(monkeypatch, *words, "--force") == 0
+    assert cli(*words, "--force") == 0
     assert (two / "b.onnx").read_bytes() != before
-    assert run(monkeypatch, *words) == 0  # now onnxfold wrote it
+    assert cli(*words) == 0  # now onnxfold wrote it
 
 
 @pytest.mark.parametrize(
@@ -65,14 +62,11 @@ def test_a_file_of_somebody_else_is_replaced_only_by_force(
     ],
 )
 def test_a_search_replaces_no_file_of_somebody_else(
-    two: Path,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    two: Path, words: tuple[str, ...], cli: Cli
 ) -> None:
     before = (two / "b.onnx").read_bytes()
-    assert run(monkeypatch, *words) == 2
-    assert "b.onnx: it exists, and onnxfold did not write it" in capsys.readouterr().err
+    assert cli(*words) == 2
+    assert "b.onnx: it exists, and onnxfold did not write it" in cli.readouterr().err
     assert (two / "b.onnx").read_bytes() == before
 
 
@@ -123,16 +117,12 @@ def test_a_copy_that_somebody_wrote_into_is_theirs(two: Path) -> None:
     "words", [("optimize",), ("convert", "--to", "rms"), ("tune",), ("rotate", "--to", "int8")]
 )
 def test_a_name_of_another_format_is_refused_at_once(
-    two: Path,
-    name: str,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    two: Path, name: str, words: tuple[str, ...], cli: Cli
 ) -> None:
     command, *rest = words
     for given in ((name,), ("-o", name), ("-o", name, "--force")):
-        assert run(monkeypatch, command, "gone.onnx", *given, *rest) == 2
-        said = capsys.readouterr()
+        assert cli(command, "gone.onnx", *given, *rest) == 2
+        said = cli.readouterr()
         assert said.out == ""
         assert "name it .onnx" in said.err
     assert not (two / name).exists()
@@ -149,9 +139,7 @@ def test_what_is_written_can_be_loaded_under_its_name(
 
 
 @pytest.mark.parametrize("command", ["optimize", "convert", "verify", "checkpoint"])
-def test_a_quiet_command_says_its_warnings(
-    two: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quiet_command_says_its_warnings(two: Path, command: str, cli: Cli) -> None:
     words: dict[str, tuple[str, ...]] = {
         "optimize": ("optimize", "a.onnx", "out.onnx", "--exclude", "typo"),
         "convert": ("convert", "a.onnx", "out.onnx", "--to", "rms", "--exclude", "typo"),
@@ -162,7 +150,7 @@ def test_a_quiet_command_says_its_warnings(
         settings = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings))
         model.save_pretrained(two / "gpt2")
-        capsys.readouterr()
+        cli.readouterr()
         words["checkpoint"] = ("checkpoint", "gpt2", "-o", "new", "--exclude", "typo")
     if command == "verify":
         onnx.save(unfoldable("Sqrt"), "root.onnx")
@@ -177,8 +165,8 @@ def test_a_quiet_command_says_its_warnings(
         "nothing was compared" if command == "verify" else "--exclude 'typo' matches the name"
     )
     for quiet in (True, False):
-        assert run(monkeypatch, *(("-q",) if quiet else ()), *words[command]) == 0
-        said = capsys.readouterr()
+        assert cli(*(("-q",) if quiet else ()), *words[command]) == 0
+        said = cli.readouterr()
         assert (said.out == "") == quiet
         assert (said.err + said.out).count(expected) == 1
         if quiet:
@@ -218,29 +206,25 @@ _DRAWN = ("measure", "a.onnx", "--rows", "2")
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
 def test_a_report_or_figure_of_somebody_else_is_replaced_only_by_force(
-    two: Path,
-    words: tuple[str, ...],
-    file: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    two: Path, words: tuple[str, ...], file: str, cli: Cli
 ) -> None:
     if file.endswith((".html", ".svg", ".png")) and words[0] == "measure":
         pytest.importorskip("matplotlib")
     for precious in _PRECIOUS:
         (two / file).write_bytes(precious)
-        assert run(monkeypatch, *words) == 2
-        assert f"{file}: it exists, and onnxfold did not write it" in capsys.readouterr().err
+        assert cli(*words) == 2
+        assert f"{file}: it exists, and onnxfold did not write it" in cli.readouterr().err
         assert (two / file).read_bytes() == precious
     assert not (two / "c.onnx").exists()
-    assert run(monkeypatch, *words, "--force") == 0
+    assert cli(*words, "--force") == 0
     assert (two / file).read_bytes() != precious
-    assert run(monkeypatch, *words) == 0  # now onnxfold wrote it, whatever the file system notes
+    assert cli(*words) == 0  # now onnxfold wrote it, whatever the file system notes
     written = (two / file).read_bytes()
     (two / file).write_bytes(written[: len(written) * 9 // 10])
-    assert run(monkeypatch, *words) == (0 if file.endswith(".png") else 2)  # part of one is not one
+    assert cli(*words) == (0 if file.endswith(".png") else 2)  # part of one is not one
 
 
-def test_an_empty_file_may_become_a_report(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_file_may_become_a_report(two: Path, cli: Cli) -> None:
     """As tempfile and `touch` leave one."""
     (two / "r.json").touch()
-    assert run(monkeypatch, "optimize", "a.onnx", "-o", "c.onnx", "--report", "r.json") == 0
+    assert cli("optimize", "a.onnx", "-o", "c.onnx", "--report", "r.json") == 0

@@ -14,7 +14,7 @@ from onnxfold.cli import application
 from onnxfold.cli.plain_console import PlainConsole
 from onnxfold.errors import InvariantError
 from tests.builders import post_norm_model, pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli
 
 # Clears the screen, forges a line, opens a link, turns the direction, is markup of Rich.
 _EVIL = "\x1b[2J\nproved: all\r\x9b31m\x1b]8;;http://x\x07\u202e[/red]:smile:\x00"
@@ -43,10 +43,7 @@ def visible(text: str) -> bool:
 
 @pytest.mark.parametrize("make", [pre_norm_model, post_norm_model])
 def test_no_command_prints_what_a_terminal_obeys(
-    tmp_path: Path,
-    make: object,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, make: object, capfd: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     assert callable(make)
     model, fast, wrong = (tmp_path / f"{name}\x1b[31m.onnx" for name in ("m", "fast", "wrong"))
@@ -75,7 +72,7 @@ def test_no_command_prints_what_a_terminal_obeys(
         ("plot", tmp_path / "measured.json", "-o", tmp_path / "figures"),
     ]
     for words in commands:
-        code = run(monkeypatch, *words)
+        code = cli(*words)
         said = capfd.readouterr()
         assert visible(said.out), words
         assert visible(said.err), words
@@ -91,14 +88,14 @@ def test_no_command_prints_what_a_terminal_obeys(
 
 
 def test_a_defect_is_told_without_what_a_terminal_obeys(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     def defective(*_: object, **__: object) -> None:
         raise RuntimeError(_EVIL)
 
     monkeypatch.setattr("onnxfold.api.inspect", defective)
     for words in (("inspect", model), ("-v", "inspect", model)):
-        assert run(monkeypatch, *words) == 3
+        assert cli(*words) == 3
         said = capfd.readouterr().err
         assert visible(said)
         assert ("Traceback" in said) == (words[0] == "-v")

@@ -11,7 +11,7 @@ import pytest
 
 from onnxfold.pipeline.apart import optimized_apart
 from tests.builders import pre_norm_model
-from tests.cli.command import run
+from tests.cli.command import Cli, run
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def test_a_file_of_its_own_is_read_rather_than_the_projects(
 
 
 def test_tables_of_other_commands_say_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
     (folder / "onnxfold.toml").write_text("[tune]\nkernels = false\n[bench]\nrounds = 2\n")
     assert planned(monkeypatch, capsys, *_DRY)[1] == ""
-    assert run(monkeypatch, "bench", "m.onnx", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["rounds"] == 2
+    assert cli("bench", "m.onnx", "--json") == 0
+    assert json.loads(cli.readouterr().out)["rounds"] == 2
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,17 @@ def test_tables_of_other_commands_say_nothing(
     ],
 )
 def test_what_a_file_may_not_hold_is_one_line_and_bad_usage(
-    folder: Path,
-    text: str,
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, text: str, sentence: str, cli: Cli
 ) -> None:
     (folder / "onnxfold.toml").write_text(text)
-    assert run(monkeypatch, *_DRY) == 2
-    captured = capsys.readouterr()
+    assert cli(*_DRY) == 2
+    captured = cli.readouterr()
     errors = [line for line in captured.err.splitlines() if not line.startswith("options from")]
     assert len(errors) == 1
     assert sentence in errors[0]
     assert captured.out == ""
-    assert run(monkeypatch, "optimize", "--help") == 0
-    assert run(monkeypatch, "--no-config", *_DRY) == 0
+    assert cli("optimize", "--help") == 0
+    assert cli("--no-config", *_DRY) == 0
 
 
 def test_a_command_of_our_own_reads_no_file(folder: Path) -> None:
@@ -134,12 +130,10 @@ def test_a_command_of_our_own_reads_no_file(folder: Path) -> None:
     assert warnings == []
 
 
-def test_options_of_a_file_reach_every_one_of_many_models(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_of_a_file_reach_every_one_of_many_models(folder: Path, cli: Cli) -> None:
     (folder / "onnxfold.toml").write_text("[optimize]\nfold = 'always'\nno-check = true\n")
-    assert run(monkeypatch, "optimize", "m.onnx", "--output-dir", "out", "--json") == 0
-    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert cli("optimize", "m.onnx", "--output-dir", "out", "--json") == 0
+    (row,) = json.loads(cli.readouterr().out)["models"]
     assert row["report"]["run"]["options"] == {"fold": "always", "no_check": "True"}
 
 

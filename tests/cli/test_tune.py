@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import run
+from tests.cli.command import Cli
 from tests.tuning.forked import forked_jobs
 
 _DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
@@ -28,31 +28,22 @@ _DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_nothing_is_written(
-    options: tuple[str, ...],
-    code: int,
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...], code: int, sentence: str, tmp_path: Path, cli: Cli
 ) -> None:
     out = tmp_path / "fast.onnx"
-    assert run(monkeypatch, "tune", _DIGITS, "-o", out, *options) == code
-    said = capsys.readouterr().err
+    assert cli("tune", _DIGITS, "-o", out, *options) == code
+    said = cli.readouterr().err
     assert sentence in said
     assert len(said.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_out_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tune", _DIGITS) == 2
-    assert "-o OUT" in capsys.readouterr().err
+def test_out_is_asked_for(cli: Cli) -> None:
+    assert cli("tune", _DIGITS) == 2
+    assert "-o OUT" in cli.readouterr().err
 
 
-def test_table_and_reports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     out, page, document = (tmp_path / name for name in ("fast.onnx", "r.html", "r.json"))
     forked_jobs(monkeypatch)
     monkeypatch.setenv("COLUMNS", "80")
@@ -67,8 +58,8 @@ def test_table_and_reports(
         "int8",
     )
     reports = ("--report", page, "--report", document)
-    assert run(monkeypatch, "tune", _DIGITS, out, *chains, *reports) == 0
-    said = capsys.readouterr().out
+    assert cli("tune", _DIGITS, out, *chains, *reports) == 0
+    said = cli.readouterr().out
     assert f"wrote {out}: " in " ".join(said.split())
     rows = [
         line for line in said.splitlines() if re.match("(fold-ort|int8|the model as it is) ", line)
@@ -85,13 +76,13 @@ def test_table_and_reports(
 
 
 def test_nothing_right_exits_1_with_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     forked_jobs(monkeypatch)
     out = tmp_path / "fast.onnx"
     wanted = ("--chain", "int8", "--precision", "int8", "--max-error", "1e-9", "--json")
-    assert run(monkeypatch, "tune", _DIGITS, "-o", out, *wanted) == 1
-    captured = capsys.readouterr()
+    assert cli("tune", _DIGITS, "-o", out, *wanted) == 1
+    captured = cli.readouterr()
     assert json.loads(captured.out)["winner"] is None
     assert "nothing of int8 is right, nothing was written; int8: output 'logits'" in captured.err
     assert not out.exists()

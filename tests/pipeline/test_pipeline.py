@@ -118,9 +118,10 @@ def test_the_given_model_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-def test_a_chain_folds_and_is_proved_and_verified(target: str) -> None:
-    result = onnxfold.optimize(chain_model(), target=target)
+def test_every_floating_type_folds_and_is_proved_and_verified(dtype: type, target: str) -> None:
+    result = onnxfold.optimize(chain_model(dtype), target=target)
     assert [fold.norm for fold in result.plan.folds] == ["norm"]
     assert result.proof is not None
     assert result.proof.passed
@@ -128,13 +129,7 @@ def test_a_chain_folds_and_is_proved_and_verified(target: str) -> None:
     assert result.verification is not None
     assert result.verification.passed
     assert "LayerNormalization" not in _operators(result.model)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
-def test_every_floating_type_folds(dtype: type, target: str) -> None:
-    result = onnxfold.optimize(chain_model(dtype), target=target)
-    assert result.report["inspect"]["summary"]["foldable"] == 1
+    assert "left_out" not in result.report
 
 
 @pytest.mark.parametrize("target", ["kernels", "onnx"])
@@ -197,24 +192,12 @@ def test_what_is_noted_at_nodes_and_weights_is_kept(target: str, tmp_path: Path)
     assert changed  # which the metadata of edited weights is seen at
 
 
-def test_an_untied_table_is_centred_in_place() -> None:
-    plan = onnxfold.optimize(pre_norm_model(), norm_form="decomposed").plan
-    assert len(plan.folds) == 3
-    assert not plan.insertions
-    assert plan.split_bytes == 0
-
-
 def test_a_small_tied_table_is_split_and_a_large_one_gets_a_centring() -> None:
     split = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels").plan
     assert (len(split.folds), len(split.insertions)) == (5, 0)
     assert split.split_bytes == 32 * 16 * 4
     kept = onnxfold.optimize(pre_norm_model(4, tied=True), target="kernels", allow_split=0).plan
     assert (len(kept.folds), len(kept.insertions), kept.split_bytes) == (5, 1, 0)
-
-
-def test_a_plan_never_costs_more_than_it_gains() -> None:
-    plan = onnxfold.optimize(pre_norm_model(1, tied=True), allow_split=0, target="onnx").plan
-    assert plan.cost_ps <= plan.gain_ps
 
 
 def test_post_norm_streams_keep_their_mean_and_say_why() -> None:
@@ -250,13 +233,6 @@ def test_a_second_run_changes_nothing(tmp_path: Path, target: str) -> None:
     again = onnxfold.optimize(tmp_path / "once.onnx", tmp_path / "twice.onnx", target=target)
     assert not again.changed
     assert (tmp_path / "once.onnx").read_bytes() == (tmp_path / "twice.onnx").read_bytes()
-
-
-def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    onnx.save(pre_norm_model(), tmp_path / "in.onnx")
-    for name in ("a.onnx", "b.onnx"):
-        onnxfold.optimize(tmp_path / "in.onnx", tmp_path / name)
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
 def test_residual_additions_are_fused_unless_asked_not_to() -> None:
@@ -359,11 +335,6 @@ def test_where_moved_gammas_alone_fail_a_check_the_rest_is_done_and_said(
     assert result.proof.passed
     assert result.verification is not None
     assert result.verification.passed
-
-
-def test_nothing_is_left_out_where_the_checks_pass() -> None:
-    result = onnxfold.optimize(chain_model())
-    assert "left_out" not in result.report
 
 
 def test_a_weight_with_the_name_of_a_merged_factor_is_kept(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from onnxfold.checkpoint.folding import fold_checkpoint
 from onnxfold.errors import OnnxfoldError, UsageError
 from onnxfold.serving.settings import ServeSettings
 from onnxfold.wording import naming_flags, worded
-from tests.cli.command import run
+from tests.cli.command import Cli
 
 _SOURCES = Path(onnxfold.__file__).parent
 # Of the command line alone, and of other programs.
@@ -98,14 +98,12 @@ def test_every_flag_of_a_sentence_is_an_argument_of_a_function() -> None:
     assert {"target", "fold", "inputs", "check", "exclude", "force"} <= seen
 
 
-def test_the_command_line_names_flags_and_python_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_names_flags_and_python_arguments(tmp_path: Path, cli: Cli) -> None:
     """One sentence, written once."""
     digits = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
     words = ("optimize", digits, "-o", tmp_path / "o.onnx", "--device", "cuda")
-    assert run(monkeypatch, *words) == 2
-    said = capsys.readouterr().err
+    assert cli(*words) == 2
+    said = cli.readouterr().err
     assert said.startswith("onnxfold: --device cuda is for --target ort; ")
     with pytest.raises(OnnxfoldError) as caught:
         onnxfold.optimize(digits, tmp_path / "o.onnx", device="cuda")
