@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Dim, Shape, extent
-from onnxfold.graph.model_info import ModelInfo
+
+if TYPE_CHECKING:
+    from onnxfold.shapes.symbolic import SymbolicShapes
 
 Size = int | str
 SymbolicShape = tuple[Size, ...]
@@ -104,19 +106,7 @@ def equal(a: Size, b: Size) -> bool | None:
     return False if negative else None
 
 
-class KnownSizes(Protocol):
-    """Known sizes and integers of a graph."""
-
-    view: ModelInfo
-
-    def dims(self, value: ir.Value | None) -> SymbolicShape | None:
-        """Return the sizes of a value, or None if its rank is unknown."""
-
-    def vector(self, value: ir.Value | None) -> SymbolicShape | None:
-        """Return the integers of a vector or a single number, or None if unknown."""
-
-
-def _of_shape(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_shape(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     dims = known.dims(node.inputs[0])
     if dims is None:
         return None
@@ -124,30 +114,30 @@ def _of_shape(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     return dims[node.attributes.get_int("start", 0) : end]
 
 
-def _of_size(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_size(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     dims = known.dims(node.inputs[0])
     return None if dims is None else (product(dims, f"{node.outputs[0].name}@0"),)
 
 
-def _of_cast(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_cast(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     """Return numbers and names, unless the type is so narrow that a size would be rounded."""
     vector, dtype = known.vector(node.inputs[0]), node.outputs[0].dtype
     named = vector is not None and any(isinstance(size, str) for size in vector)
     return None if named and (dtype is None or dtype.bitwidth < 32) else vector
 
 
-def _of_first(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_first(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     return known.vector(node.inputs[0])
 
 
-def _of_concat(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_concat(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     parts = [known.vector(operand) for operand in node.inputs]
     if any(part is None for part in parts):
         return None
     return tuple(item for part in parts if part is not None for item in part)
 
 
-def _of_gather(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_gather(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     vector, indices = known.vector(node.inputs[0]), known.view.integers(node.inputs[1])
     if vector is None or indices is None:
         return None
@@ -156,7 +146,7 @@ def _of_gather(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     return tuple(vector[index] for index in indices)
 
 
-def _of_slice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_slice(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     vector = known.vector(node.inputs[0])
     bounds = [known.view.integers(operand) for operand in node.inputs[1:3]]
     if known.view.opset < 10:
@@ -171,7 +161,7 @@ def _of_slice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     return vector[bounds[0][0] : bounds[1][0] : steps[0]]
 
 
-def _of_choice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_choice(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     """Return the result of Where if equality of two known vectors decides it."""
     compared = node.inputs[0].producer() if node.inputs[0] is not None else None
     if compared is None or compared.domain != "" or compared.op_type != "Equal":
@@ -190,14 +180,14 @@ def _of_choice(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     return tuple(chosen)
 
 
-def _of_product(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_product(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     vector = known.vector(node.inputs[0])
     if vector is None or any(isinstance(size, int) and size < 0 for size in vector):
         return None  # a name represents only a size
     return (product(vector, f"{node.outputs[0].name}@0"),)
 
 
-def _of_largest(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_largest(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     """Return the maximum of numbers, or a name if all operands are that name."""
     vectors = [known.vector(operand) for operand in node.inputs]
     told = [vector for vector in vectors if vector is not None]
@@ -212,7 +202,7 @@ def _of_largest(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
     return tuple(largest)
 
 
-def _of_arithmetic(known: KnownSizes, node: ir.Node) -> SymbolicShape | None:
+def _of_arithmetic(known: SymbolicShapes, node: ir.Node) -> SymbolicShape | None:
     a, b = known.vector(node.inputs[0]), known.vector(node.inputs[1])
     if a is None or b is None or len(a) != 1 or len(b) != 1:
         return None
@@ -233,7 +223,7 @@ def _is_integer(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_integer()
 
 
-_Rule = Callable[[KnownSizes, ir.Node], SymbolicShape | None]
+_Rule = Callable[["SymbolicShapes", ir.Node], SymbolicShape | None]
 
 VECTOR_RULES: Final[dict[str, _Rule]] = {
     "Add": _of_arithmetic,

@@ -31,12 +31,8 @@ class ReachedLayer:
     start: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Carried:
-    """Channels of a value that carries g and s; the first of g is at ``start``, None for all."""
-
-    channels: Channels
-    start: int | None = None
+_Carried = tuple[Channels, int | None]
+"""Channels of a value that carries g and s, and where the first of g is, None for all."""
 
 
 def follow(
@@ -65,7 +61,7 @@ class _Walk:
     def run(self, value: ir.Value, channels: Channels) -> Refusal | None:
         """Visit nodes in topological order, so that every predecessor of a node comes first."""
         self._size = channels.size
-        refusal = self._enter(value, _Carried(channels))
+        refusal = self._enter(value, (channels, None))
         for node in self._queue:
             refusal = refusal or self._visit(node)
             if refusal is not None:
@@ -90,11 +86,11 @@ class _Walk:
             refusals = [self._enter(value, carried) for value, carried in parts]
             return next((refusal for refusal in refusals if refusal is not None), None)
         passes: Passes | None = None
-        start, *others = {carried.start for carried in met.values()}
+        start, *others = {first for _, first in met.values()}
         if others:
             return refuse(RefusalCode.EXACT_READER, node, "joins it with values of another scale")
-        for index, carried in met.items():
-            reaction = react(self._view, node, index, carried.channels)
+        for index, (channels, _) in met.items():
+            reaction = react(self._view, node, index, channels)
             if isinstance(reaction, Refusal):
                 return reaction
             if isinstance(reaction, tuple):
@@ -117,30 +113,30 @@ class _Walk:
         self, node: ir.Node, met: Mapping[int, _Carried]
     ) -> list[tuple[ir.Value, _Carried]] | None:
         """Return what carries more or fewer channels, or None if the node changes none of them."""
-        (index, carried), *others = met.items()
-        axes = carried.channels.axes
-        if others or len(axes) != 1 or not all(digit.whole for digit in carried.channels.digits):
+        (index, (carried, first)), *others = met.items()
+        axes = carried.axes
+        if others or len(axes) != 1 or not all(digit.whole for digit in carried.digits):
             return None
         before = joined_at(self._view, node, index, axes[0])
-        start = carried.start or 0
+        start = first or 0
         if before is not None:
             channels = Channels.along([(axes[0], before[1])])
-            return [(node.outputs[0], _Carried(channels, start + before[0]))]
+            return [(node.outputs[0], (channels, start + before[0]))]
         cuts = [(value, cut_of(self._view, value)) for value in node.outputs]
-        made = []
+        made: list[tuple[ir.Value, _Carried]] = []
         for value, cut in cuts:
             ranks = {self._view.rank(value), self._view.rank(node.inputs[0])}
             if cut is None or cut.axis != axes[0] or cut.length == cut.total or len(ranks) > 1:
                 return None
             first, read = start - cut.start, value.uses() or value.is_graph_output()
             if read and -self._size < first < cut.length:
-                made.append((value, _Carried(Channels.along([(cut.axis, cut.length)]), first)))
+                made.append((value, (Channels.along([(cut.axis, cut.length)]), first)))
         return made
 
     def _go_on(self, node: ir.Node, passes: Passes, start: int | None) -> Refusal | None:
         self.shift_refusal = self.shift_refusal or passes.shift_refusal
         for position, channels in passes.outputs:
-            refusal = self._enter(node.outputs[position], _Carried(channels, start))
+            refusal = self._enter(node.outputs[position], (channels, start))
             if refusal is not None:
                 return refusal
         return None

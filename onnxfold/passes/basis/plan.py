@@ -110,14 +110,6 @@ class NewEpsilon:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedValue:
-    """An unchanged value; these readers read its product with c."""
-
-    value: str
-    readers: tuple[ReaderRef, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ValueRange:
     """The largest magnitude of a value of a stream, and what it becomes.
 
@@ -136,7 +128,8 @@ class ValueRange:
 class ScaledStream:
     """A stream that becomes 2^-exponent times what it was, by the norm that it was found from.
 
-    ``subnormal``: numbers of the constants that become too small to keep all of their digits.
+    ``opened``: unchanged values, and the readers that read their product with c. ``subnormal``:
+    numbers of the constants that become too small to keep all of their digits.
     ``largest`` is 0 where nothing was measured.
     """
 
@@ -145,7 +138,7 @@ class ScaledStream:
     norms: tuple[str, ...]
     places: tuple[ScaledPlace, ...]
     epsilons: tuple[NewEpsilon, ...]
-    opened: tuple[OpenedValue, ...] = ()
+    opened: tuple[tuple[str, tuple[ReaderRef, ...]], ...] = ()
     values: tuple[ValueRange, ...] = ()
     subnormal: int = 0
 
@@ -211,7 +204,7 @@ def _stream_row(stream: ScaledStream) -> dict[str, Any]:
         "norms": list(stream.norms),
         "exponent": stream.exponent,
         "weights": sorted({each.place.value for each in stream.places}),
-        "inserted": [opened.value for opened in stream.opened],
+        "inserted": [value for value, _ in stream.opened],
         "subnormal": stream.subnormal,
         "values": [asdict(value) for value in stream.values],
     }

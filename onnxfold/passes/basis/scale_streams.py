@@ -24,7 +24,6 @@ from onnxfold.passes.basis.plan import (
     SMALLEST_NORMAL_HALF,
     NewEpsilon,
     Observe,
-    OpenedValue,
     ScaledPlace,
     ScaledStream,
     ScalePlan,
@@ -147,7 +146,7 @@ def _scaled(
         tuple(places),
         tuple(epsilons.values()),
         tuple(
-            OpenedValue(info.ref(value), tuple(ref_of(info, reader) for reader in readers))
+            (info.ref(value), tuple(ref_of(info, reader) for reader in readers))
             for value, readers in walk.opened.items()
         ),
         tuple(_range(info.ref(value), peak, c) for value, peak in largest.items()),
@@ -253,15 +252,16 @@ def apply(edit: Editor, plan: ScalePlan, settings: Settings) -> None:
     for place, factor in plan.factors():
         places.change(place, Scale(place.channels, np.array([factor])))
     for stream in plan.streams:
-        for opened in stream.opened:
-            _open(edit, values, opened, stream.factor)
+        for ref, readers in stream.opened:
+            result = _scaled_value(edit, values[ref], stream.factor)
+            for reader in readers:
+                set_input(known_producer(values[reader.node]), reader.index, result)
         for epsilon in stream.epsilons:
             _change_epsilon(edit, values, epsilon)
 
 
-def _open(edit: Editor, values: dict[str, ir.Value], opened: OpenedValue, c: float) -> None:
-    """Let readers read the product of a value with c."""
-    value = values[opened.value]
+def _scaled_value(edit: Editor, value: ir.Value, c: float) -> ir.Value:
+    """Insert the product of a value with c."""
     if value.dtype is None:
         raise InvariantError(f"'{value.name}' has no known type")
     new, name = NewNodes(edit.info.opset), f"{value.name}.scaled"
@@ -270,8 +270,7 @@ def _open(edit: Editor, values: dict[str, ir.Value], opened: OpenedValue, c: flo
     result.name, result.type, new.nodes[0].name = name, value.type, name
     result.shape = None if value.shape is None else value.shape.copy()
     edit.insert_behind(value, Lowered.of(new))
-    for reader in opened.readers:
-        set_input(known_producer(values[reader.node]), reader.index, result)
+    return result
 
 
 def _change_epsilon(edit: Editor, values: dict[str, ir.Value], epsilon: NewEpsilon) -> None:

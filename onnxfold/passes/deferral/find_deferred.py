@@ -8,7 +8,7 @@ need not be ours: recognition handles any spelling of 1 / s^2, with roots and re
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -108,13 +108,6 @@ class _Root:
     nodes: frozenset[ir.Node]
 
 
-@dataclass(slots=True)
-class _Ends:
-    products: list[tuple[ir.Node, int]] = field(default_factory=list)
-    tables: list[tuple[ir.Node, int, ir.Value]] = field(default_factory=list)
-    epsilons: dict[ir.Node, tuple[ir.Node, int, ir.Value]] = field(default_factory=dict)
-
-
 class _Walk:
     """Walk over the values computed from x without s.
 
@@ -132,7 +125,9 @@ class _Walk:
         self._roots = self._found_roots()
         self._scales = {x: RowScale(1, rows)}
         self._made: dict[ir.Value, tuple[ir.Node, tuple[int, ...]]] = {}
-        self._found = _Ends()
+        self._products: list[tuple[ir.Node, int]] = []
+        self._tables: list[tuple[ir.Node, int, ir.Value]] = []
+        self._epsilons: dict[ir.Node, tuple[ir.Node, int, ir.Value]] = {}
         self.ends: dict[ir.Value, set[ir.Node]] = defaultdict(set)
         self._follow()
 
@@ -174,7 +169,7 @@ class _Walk:
         if power is not None and divides:
             power = RowPower(-power.exponent, power.rows)
         if power is not None and power.is_scale(scale, rank):
-            self._found.products.append((node, index))
+            self._products.append((node, index))
             return True
         return self._cancels(value, other, scale, inverted=not divides)
 
@@ -188,7 +183,7 @@ class _Walk:
         found = [(node, i, t) for i, t in zip(table.indices, parts, strict=True) if t is not None]
         if len(found) < len(parts):
             return False
-        self._found.tables += found
+        self._tables += found
         return True
 
     def _without_power(self, value: ir.Value | None, scale: RowScale) -> ir.Value | None:
@@ -213,7 +208,7 @@ class _Walk:
             return False
         if self._moments.atom(value) is not root.t or not root.power.is_inverse_square(scale, rank):
             return False
-        self._found.epsilons[root.total] = root.total, root.index, root.epsilon
+        self._epsilons[root.total] = root.total, root.index, root.epsilon
         self.ends[value] |= root.nodes
         return True
 
@@ -278,9 +273,9 @@ class _Walk:
             self._site,
             tuple(sorted(readers, key=lambda reader: self._order[reader[0]])),
             tuple(changed),
-            tuple(self._found.products),
-            tuple(self._found.tables),
-            tuple(self._found.epsilons.values()),
+            tuple(self._products),
+            tuple(self._tables),
+            tuple(self._epsilons.values()),
             self._disposable(),
             refusal,
         )

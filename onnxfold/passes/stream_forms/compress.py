@@ -17,7 +17,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.norms_plan import named_sites
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.stream_forms import shapes
-from onnxfold.passes.stream_forms.plan import CompressionPlan, ShapeChange, Shortened
+from onnxfold.passes.stream_forms.plan import CompressionPlan, Shortened
 from onnxfold.passes.stream_forms.shapes import names_size, refuse_shape, takes_shape
 from onnxfold.passes.stream_forms.stream import follows, stream_of
 from onnxfold.refusal import Refusal, RefusalCode
@@ -141,9 +141,7 @@ def plan_of(
         tuple(shortened(every)),
         tuple(sorted(entering)),
         tuple(
-            ShapeChange(ReaderRef(ref(node), 1), axis)
-            for stream in streams
-            for node, axis in _shaped(info, stream)
+            Shortened(ref(node), axis) for stream in streams for node, axis in _shaped(info, stream)
         ),
     )
 

@@ -15,26 +15,18 @@ class Shortened:
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeChange:
-    """A node input with a shape in which the entry of ``axis`` is reduced by one."""
-
-    reader: ReaderRef
-    axis: int
-
-
-@dataclass(frozen=True, slots=True)
 class CompressionPlan(NormsPlan):
     """The norms that become CRMSNorms, or RMSNorms again, and the streams between weights and them.
 
     ``entries`` are values that keep their last channel, and that ``entering`` node inputs and the
-    norms read without it.
+    norms read without it. ``shapes``: the results of nodes that read the shape of these.
     """
 
     weights: tuple[Shortened, ...] = ()
     values: tuple[Shortened, ...] = ()
     entries: tuple[Shortened, ...] = ()
     entering: tuple[ReaderRef, ...] = ()
-    shapes: tuple[ShapeChange, ...] = ()
+    shapes: tuple[Shortened, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Shape operands of Reshape and Expand: change of their entry for the channels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -22,14 +21,8 @@ from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.refusal import Refusal, RefusalCode
 
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """The constant entry of an axis: in operand ``part`` of a Concat, or in all of it (None)."""
-
-    part: int | None
-    numbers: Array
-    position: int
+_Entry = tuple[int | None, Array, int]
+"""A constant entry of a shape: the operand of a Concat (None: no Concat), its numbers, where."""
 
 
 def takes_shape(node: ir.Node) -> bool:
@@ -42,7 +35,7 @@ def names_size(info: ModelInfo, node: ir.Node, axis: int, size: int) -> bool:
     if not takes_shape(node):
         return False
     entry = _entry(info, node, axis)
-    return entry is None or int(entry.numbers[entry.position]) == size
+    return entry is None or int(entry[1][entry[2]]) == size
 
 
 def refuse_shape(info: ModelInfo, node: ir.Node, axis: int) -> Refusal | None:
@@ -60,7 +53,7 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
     if whole is not None:
         # Expand aligns its shape from the right.
         rank = info.rank(node.outputs[0]) or whole.size
-        return _Entry(None, whole, axis - (rank - whole.size))
+        return None, whole, axis - (rank - whole.size)
     maker = computed_by(shape, "Concat")
     if maker is None:
         return None
@@ -71,7 +64,7 @@ def _entry(info: ModelInfo, node: ir.Node, axis: int) -> _Entry | None:
             return None
         if start <= axis < start + length:
             numbers = info.array(entries)
-            return None if numbers is None else _Entry(part, numbers, axis - start)
+            return None if numbers is None else (part, numbers, axis - start)
         start += length
     return None
 
@@ -81,7 +74,7 @@ def change_shapes(edit: Editor, plan: CompressionPlan, more: int) -> None:
     known = edit.info.by_ref()
     changed: dict[tuple[ir.Value, int], ir.Value] = {}
     for change in plan.shapes:
-        node = known_producer(known[change.reader.node])
+        node = known_producer(known[change.value])
         _change_shape(edit, node, change.axis, more, changed)
 
 
@@ -107,14 +100,15 @@ def _change_shape(
 
 
 def _resized(edit: Editor, shape: ir.Value, entry: _Entry, more: int) -> ir.Value:
-    numbers = entry.numbers.copy()
-    numbers[entry.position] += more
+    changed_part, old, position = entry
+    numbers = old.copy()
+    numbers[position] += more
     maker = shape.producer()
     name = f"{shape.name}.resized"
     changed = edit.new_constant(shape, ir.tensor(numbers), name)
-    if entry.part is None or maker is None:
+    if changed_part is None or maker is None:
         return changed
-    parts = [changed if part == entry.part else value for part, value in enumerate(maker.inputs)]
+    parts = [changed if part == changed_part else value for part, value in enumerate(maker.inputs)]
     joined = ir.node("Concat", parts, {"axis": 0}, name=edit.unused(name))
     output = joined.outputs[0]
     output.name, output.type, output.shape = edit.unused(name), shape.type, shape.shape
