@@ -19,6 +19,16 @@ from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, UsageErro
 
 LOCAL = "local"  # the address of a cluster that is started here, and stopped after the work
 _PATIENCE_S = 10.0
+# Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
+# 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
+_THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
+
+
+def check_threads(name: str, count: int) -> None:
+    """Raise UsageError for more threads or processes than this machine can use."""
+    most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * (os.cpu_count() or 1))
+    if count > most:
+        raise UsageError(f"{name} must be {most} or less on this machine, not {count}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,9 @@
 """Checks of the numbers that options take."""
 
-import os
 from math import inf
 
 from onnxfold.errors import UsageError
 
-# Waiting threads of ONNX Runtime spin: beyond the number of cores each one costs time, and with
-# 1,000 on two cores a run never ends. A setting for a larger machine is accepted.
-_THREADS_PER_CORE, _THREADS_ANYWHERE = 4, 64
 _MOST_BITS = 120  # of a power of two by which float32 numbers can be multiplied
 
 
@@ -32,13 +28,6 @@ def check_split(chosen: str | float) -> None:
         number = -1.0
     if not 0 <= number <= 1:
         raise UsageError(f"--split-gamma takes auto, off or a number from 0 to 1, not '{chosen}'")
-
-
-def check_threads(name: str, count: int) -> None:
-    """Raise UsageError for more threads or processes than this machine can use."""
-    most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * (os.cpu_count() or 1))
-    if count > most:
-        raise UsageError(f"{name} must be {most} or less on this machine, not {count}")
 
 
 def check_number(name: str, number: float | None) -> None:

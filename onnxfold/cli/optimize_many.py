@@ -13,8 +13,7 @@ from onnxfold.cli import options, terminal
 from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_many
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
-from onnxfold.fleet import errands
-from onnxfold.option_checks import check_threads
+from onnxfold.fleet import check_threads, errands
 
 # Options of this command that are not passed to the command for each model.
 _OURS = frozenset(

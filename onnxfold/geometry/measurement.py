@@ -14,6 +14,7 @@ from onnxfold.check.memory import available_bytes
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime, why_not_onnxruntime
 from onnxfold.errors import DataError, ModelError, UsageError
+from onnxfold.fleet import check_threads
 from onnxfold.geometry import measuring_state
 from onnxfold.geometry.accumulate import Totals
 from onnxfold.geometry.cluster import in_cluster
@@ -23,7 +24,7 @@ from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_pr
 from onnxfold.inputs.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.option_checks import check_number, check_threads
+from onnxfold.option_checks import check_number
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.report.provenance import digest

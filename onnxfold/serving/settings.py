@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.option_checks import check_threads
+from onnxfold.fleet import check_threads
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _LINGER_S = 1.0

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from onnxfold.errors import UsageError
-from onnxfold.option_checks import bytes_of, check_number, check_threads
+from onnxfold.fleet import check_threads
+from onnxfold.option_checks import bytes_of, check_number
 from onnxfold.options import (
     ROTATIONS,
     Device,
