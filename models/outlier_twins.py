@@ -36,8 +36,9 @@ from onnxfold.passes.basis.split_gamma import weights_behind
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import Refusal
-from onnxfold.weights.edited import RotatedTensor, edited
+from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
+from onnxfold.weights.rotations import RotatedTensor
 
 Array = npt.NDArray[Any]
 KINDS = ("pca", "gamma", "both")

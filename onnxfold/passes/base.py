@@ -14,6 +14,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor
+from onnxfold.norms import NORMS, NormSite
 from onnxfold.options import Options
 from onnxfold.refusal import Refusal, RefusalCode
 
@@ -102,3 +103,33 @@ def exclusion(pattern: str | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--exclude {pattern!r} is not a regular expression: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NormsPlan:
+    """The norms that change, by reference of their outputs, and why each other one does not.
+
+    ``remaining`` are all norms of the model.
+    """
+
+    norms: tuple[str, ...] = ()
+    refusals: tuple[tuple[str, Refusal], ...] = ()
+    remaining: frozenset[str] = frozenset()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.norms
+
+    def left_out(self, reason: str) -> Self:
+        """Return the plan to change no norm."""
+        why = Refusal(RefusalCode.NOT_PROVED, reason)
+        refusals = (*self.refusals, *((norm, why) for norm in self.norms))
+        return type(self)(refusals=refusals, remaining=self.remaining)
+
+
+def named_sites(edit: Editor, plan: NormsPlan) -> list[NormSite]:
+    """Return the norms that a plan names, in the edited model before it changes."""
+    wanted = set(plan.norms)
+    sites = NORMS.of(edit.info)
+    return [site.within(edit) for site in sites if edit.info.ref(site.output) in wanted]

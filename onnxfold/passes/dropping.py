@@ -7,8 +7,7 @@ checked by an error budget.
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormKind, NormSite
-from onnxfold.passes.base import ProofOutcome, Settings
-from onnxfold.passes.norms_plan import NormsPlan, named_sites
+from onnxfold.passes.base import NormsPlan, ProofOutcome, Settings, named_sites
 from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
 
 _SHARED = "its spelling shares x - mean(x) with others"

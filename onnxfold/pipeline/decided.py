@@ -8,12 +8,11 @@ from typing import Any, Protocol
 
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.affine.plan import AffinePlan
-from onnxfold.passes.base import ProofOutcome
+from onnxfold.passes.base import NormsPlan, ProofOutcome
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums
-from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.scales.plan import ScalesPlan

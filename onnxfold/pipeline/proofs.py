@@ -13,7 +13,7 @@ from onnxfold.graph.operands import operand, producer_of
 from onnxfold.norms import NormSite
 from onnxfold.operators.table import row_of
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.base import ProofOutcome
+from onnxfold.passes.base import NormsPlan, ProofOutcome
 from onnxfold.passes.basis.plan import RotationPlan, ScalePlan
 from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.passes.centring.decide import CentringDecision
@@ -23,7 +23,6 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.readers import halving, image, layer_weight
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.lower.decide import LoweringPlan
-from onnxfold.passes.norms_plan import NormsPlan
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.passes.stream_forms.plan import ReadersPlan, ShiftingPlan

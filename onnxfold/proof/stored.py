@@ -17,7 +17,7 @@ from onnxfold.graph.equality import paired_rows, stored_rows
 from onnxfold.proof.certificate import Certificate
 from onnxfold.proof.relation import Cut, Float64, Relation, Turn, shortened
 from onnxfold.proof.sizes import Drawn
-from onnxfold.weights.edited import EditedTensor, RotatedTensor, float64_chunks, unrounded
+from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
     parts_of_sets,
@@ -26,7 +26,7 @@ from onnxfold.weights.means import (
     split_digits,
     within_rounding,
 )
-from onnxfold.weights.rotations import error_of_orthogonality, rotated
+from onnxfold.weights.rotations import RotatedTensor, error_of_orthogonality, rotated
 
 Array = npt.NDArray[np.generic]
 _ORTHOGONAL = 2.0**-44  # of R R' - I, whose sums round as well

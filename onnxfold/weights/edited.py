@@ -23,7 +23,6 @@ from onnxfold.weights.dequantised import QuantisedWeight
 from onnxfold.weights.edits import Centre, Edit, Shift
 from onnxfold.weights.evaluation import Evaluation
 from onnxfold.weights.means import is_centred
-from onnxfold.weights.rotations import rotated
 
 _PART_BYTES = 16 << 20
 # The bits of a half float without its sign, which are ordered by magnitude, and those of 2^-12.
@@ -67,7 +66,7 @@ class Product:
         return first_halves(self._factor * total[self._part], self._halves)
 
 
-class _LikeTensor(ir.LazyTensor):
+class LikeTensor(ir.LazyTensor):
     """A tensor of the type and shape of another, computed whenever it is read."""
 
     def __init__(self, base: ir.TensorProtocol, name: str):
@@ -86,11 +85,15 @@ class _LikeTensor(ir.LazyTensor):
         # The base class would show the bound method, and so this tensor, endlessly.
         return f"{type(self).__name__}({self.base!r}, name={self.name!r})"
 
+    def exact(self) -> Float64:
+        """Return the numbers in float64, before their rounding."""
+        raise NotImplementedError
+
     def _compute(self) -> ir.TensorProtocol:
         raise NotImplementedError
 
 
-class EditedTensor(_LikeTensor):
+class EditedTensor(LikeTensor):
     """A tensor and the edits made to it, in order; computed whenever it is read or saved."""
 
     def __init__(self, base: ir.TensorProtocol, edits: tuple[Edit, ...], name: str):
@@ -126,6 +129,14 @@ class EditedTensor(_LikeTensor):
         with self._faults_named():
             bits.check()
 
+    def exact(self) -> Float64:
+        """Return the edited numbers."""
+        shape = tuple(self.shape.numpy())
+        result = np.empty(shape or (1,))
+        for start, chunk in float64_chunks(self):
+            result[start : start + chunk.shape[0]] = chunk
+        return result.reshape(shape)
+
     def _compute(self) -> ir.TensorProtocol:
         with self._faults_named():
             array = _evaluated(self.base.numpy(), self.edits)
@@ -137,30 +148,6 @@ class EditedTensor(_LikeTensor):
             yield
         except WeightOverflowError as error:
             raise WeightOverflowError(f"weight '{self.name}' {error}") from error
-
-
-class RotatedTensor(_LikeTensor):
-    """A tensor with every set of a fiber multiplied by an orthogonal matrix, rounded once.
-
-    For another edited tensor it continues from its unrounded numbers.
-    """
-
-    def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
-        super().__init__(base, name)
-        self._fiber, self._matrix = fiber, matrix
-
-    def exact(self) -> Float64:
-        """Return the numbers in float64."""
-        return rotated(unrounded(self.base).astype(np.float64), self._fiber, self._matrix)
-
-    def _compute(self) -> ir.TensorProtocol:
-        with np.errstate(over="ignore"):
-            array = self.exact().astype(self.dtype.numpy())
-        if not np.isfinite(array.astype(np.float64)).all():
-            raise WeightOverflowError(
-                f"weight '{self.name}' would leave the range of {self.dtype}, or holds inf or NaN"
-            )
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
 def edited(tensor: ir.TensorProtocol, edit: Edit, name: str) -> EditedTensor:
@@ -182,7 +169,7 @@ def evaluated(tensor: ir.TensorProtocol) -> Evaluation:
     """Return the tensor in float64, edited but not rounded, some rows at a time."""
     if isinstance(tensor, EditedTensor):
         base = tensor.base
-        numbers = base.exact() if isinstance(base, RotatedTensor) else base.numpy()
+        numbers = base.exact() if isinstance(base, LikeTensor) else base.numpy()
         evaluation = Evaluation(numbers, tensor.edits)
     else:
         evaluation = Evaluation(tensor.numpy(), ())
@@ -192,14 +179,7 @@ def evaluated(tensor: ir.TensorProtocol) -> Evaluation:
 
 def unrounded(tensor: ir.TensorProtocol) -> Array:
     """Return an edited tensor in float64 before its rounding; any other tensor as it is stored."""
-    if isinstance(tensor, RotatedTensor):
-        return tensor.exact()
-    if not isinstance(tensor, EditedTensor):
-        return tensor.numpy()
-    result = np.empty(tuple(tensor.shape.numpy()) or (1,))
-    for start, chunk in float64_chunks(tensor):
-        result[start : start + chunk.shape[0]] = chunk
-    return result.reshape(tuple(tensor.shape.numpy()))
+    return tensor.exact() if isinstance(tensor, LikeTensor) else tensor.numpy()
 
 
 def _evaluated(W: Array, edits: tuple[Edit, ...]) -> Array:

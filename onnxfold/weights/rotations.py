@@ -20,10 +20,12 @@ from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
+import onnx_ir as ir
 
-from onnxfold.errors import InvariantError
+from onnxfold.errors import InvariantError, WeightOverflowError
 from onnxfold.graph import Fiber
 from onnxfold.graph.array_types import Float64
+from onnxfold.weights.edited import LikeTensor, unrounded
 from onnxfold.weights.means import split_digits
 
 # Sizes of Paley's matrices, by the number of elements of their field, which is a prime.
@@ -107,3 +109,27 @@ def rotated(array: Float64, fiber: Fiber, matrix: Float64, *, back: bool = False
     split = np.moveaxis(array.reshape(digits), members[0], -1)
     turned = split @ (matrix.T if back else matrix)
     return np.asarray(np.moveaxis(turned, -1, members[0]).reshape(array.shape))
+
+
+class RotatedTensor(LikeTensor):
+    """A tensor with every set of a fiber multiplied by an orthogonal matrix, rounded once.
+
+    For another edited tensor it continues from its unrounded numbers.
+    """
+
+    def __init__(self, base: ir.TensorProtocol, fiber: Fiber, matrix: Float64, name: str):
+        super().__init__(base, name)
+        self._fiber, self._matrix = fiber, matrix
+
+    def exact(self) -> Float64:
+        """Return the numbers in float64."""
+        return rotated(unrounded(self.base).astype(np.float64), self._fiber, self._matrix)
+
+    def _compute(self) -> ir.TensorProtocol:
+        with np.errstate(over="ignore"):
+            array = self.exact().astype(self.dtype.numpy())
+        if not np.isfinite(array.astype(np.float64)).all():
+            raise WeightOverflowError(
+                f"weight '{self.name}' would leave the range of {self.dtype}, or holds inf or NaN"
+            )
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)

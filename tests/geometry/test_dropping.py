@@ -19,8 +19,8 @@ from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.small_means import DroppedMean
 from onnxfold.graph import ModelInfo
 from onnxfold.model_io.sources import open_source
+from onnxfold.passes.base import NormsPlan
 from onnxfold.passes.dropping import prove
-from onnxfold.passes.norms_plan import NormsPlan
 from tests.builders import model_of, pre_norm_model
 
 D = 16

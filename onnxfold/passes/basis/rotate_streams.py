@@ -31,8 +31,7 @@ from onnxfold.passes.places import ChangedWeight
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, ModelTransfers, Point
 from onnxfold.streams.stream_walk import BasisWalk, broken_at
-from onnxfold.weights.edited import RotatedTensor
-from onnxfold.weights.rotations import RotationKind, has_hadamard
+from onnxfold.weights.rotations import RotatedTensor, RotationKind, has_hadamard
 
 # Attributes of the number of heads of values, after which the results of attention are as many.
 _HEADS = ("q_num_heads", "num_heads")

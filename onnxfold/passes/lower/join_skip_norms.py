@@ -63,9 +63,12 @@ class _Copy:
         return new is not None and old is not None and same_tensor(new, old)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Split:
-    """A skip norm of the original, and the nodes into which it is split."""
+    """A skip norm of the original, and the nodes into which it is split.
+
+    ``nodes`` of the result are these parts, and ``values`` the ones that they read.
+    """
 
     copy: _Copy
     node: ir.Node
@@ -73,12 +76,6 @@ class _Split:
     outputs: tuple[str, ...]
     parts: tuple[ir.Node, ...]
     results: Mapping[int, ir.Value]
-
-
-@dataclass(slots=True)
-class _Match:
-    """Nodes of the result that are parts, and the replaced values that they read."""
-
     nodes: dict[ir.Node, ir.Node] = field(default_factory=dict)
     values: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
@@ -96,10 +93,9 @@ def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> 
     model.graph.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
     values = {value.name: value for graph in all_graphs(model) for value in graph_values(graph)}
     for split in splits:
-        match = _Match()
         found = {index: values.get(split.outputs[index]) for index in split.results}
-        if all(_matches(split, part, found[i], match) for i, part in split.results.items()):
-            _join(split, match, found, values)
+        if all(_matches(split, part, found[i]) for i, part in split.results.items()):
+            _join(split, found, values)
 
 
 def _kinds(settings: Settings) -> Collection[tuple[str, str]]:
@@ -128,16 +124,16 @@ def _splits(original: ir.Model, kinds: Collection[tuple[str, str]]) -> Iterator[
             yield _Split(known, node, inputs, outputs, tuple(call.nodes), call.results)
 
 
-def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match: _Match) -> bool:
+def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None) -> bool:
     """Whether a value is computed in the same way as a part of the split."""
     if part is None or value is None:
         return part is value
     expected, node = part.producer(), value.producer()
     if expected is None or expected not in split.parts:
-        return match.values.setdefault(part, value) is value
+        return split.values.setdefault(part, value) is value
     if node is None:
         return split.copy.has(part, value)
-    if match.nodes.setdefault(expected, node) is not node:
+    if split.nodes.setdefault(expected, node) is not node:
         return False
     same = (
         node.op_identifier() == expected.op_identifier()
@@ -146,7 +142,7 @@ def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match
         and _settings_of(node) == _settings_of(expected)
     )
     return same and all(
-        _matches(split, inner, operand, match)
+        _matches(split, inner, operand)
         for inner, operand in zip(expected.inputs, node.inputs, strict=True)
     )
 
@@ -154,7 +150,6 @@ def _matches(split: _Split, part: ir.Value | None, value: ir.Value | None, match
 def _operand(
     split: _Split,
     value: ir.Value | None,
-    match: _Match,
     values: Mapping[str | None, ir.Value],
 ) -> ir.Value | None:
     """Return the counterpart of a skip norm's operand in the result; None if it is gone.
@@ -163,8 +158,8 @@ def _operand(
     """
     if value is None:
         return None
-    if value in match.values:
-        return match.values[value]
+    if value in split.values:
+        return split.values[value]
     named, tensor = values.get(value.name), split.copy.constant(value)
     if tensor is None or (named is not None and split.copy.has(value, named)):
         return named
@@ -182,16 +177,15 @@ def _settings_of(node: ir.Node) -> dict[str, object]:
 
 def _join(
     split: _Split,
-    match: _Match,
     found: Mapping[int, ir.Value | None],
     values: Mapping[str | None, ir.Value],
 ) -> None:
     """Replace the parts by the skip norm; a part with another reader is kept."""
     results = {index: value for index, value in found.items() if value is not None}
-    nodes = [match.nodes[part] for part in split.parts if part in match.nodes]
+    nodes = [split.nodes[part] for part in split.parts if part in split.nodes]
     made = {value.producer() for value in results.values()}
     place = next(node for node in nodes if node in made)
-    inputs = [_operand(split, value, match, values) for value in split.inputs]
+    inputs = [_operand(split, value, values) for value in split.inputs]
     gone = any(
         new is None and old is not None for old, new in zip(split.inputs, inputs, strict=True)
     )

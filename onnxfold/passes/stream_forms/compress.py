@@ -13,8 +13,7 @@ from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.options import WrittenForm
-from onnxfold.passes.base import Settings
-from onnxfold.passes.norms_plan import named_sites
+from onnxfold.passes.base import Settings, named_sites
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan, Shortened

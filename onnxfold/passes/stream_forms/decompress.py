@@ -14,8 +14,7 @@ from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.transfer import Backward
-from onnxfold.passes.base import Settings
-from onnxfold.passes.norms_plan import named_sites
+from onnxfold.passes.base import Settings, named_sites
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.passes.stream_forms.restore import completed_part

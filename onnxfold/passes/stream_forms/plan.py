@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from onnxfold.passes.norms_plan import NormsPlan
+from onnxfold.passes.base import NormsPlan
 from onnxfold.passes.places import ChangedWeight, ReaderRef
 
 

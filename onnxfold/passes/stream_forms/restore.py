@@ -18,8 +18,7 @@ from onnxfold.graph.operands import computed_by
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.options import WrittenForm
-from onnxfold.passes.base import Settings
-from onnxfold.passes.norms_plan import NormsPlan, named_sites
+from onnxfold.passes.base import NormsPlan, Settings, named_sites
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import TRANSFERS, Point

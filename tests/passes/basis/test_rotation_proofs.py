@@ -19,8 +19,7 @@ from onnxfold.passes.basis.rotate_streams import apply, decide_heads, decide_str
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import of_rotation
 from onnxfold.proof import Certificate, TurnedWeight, prove
-from onnxfold.weights.edited import RotatedTensor
-from onnxfold.weights.rotations import RotationKind
+from onnxfold.weights.rotations import RotatedTensor, RotationKind
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, attention, plain_rms
 from tests.soundness.float64 import evaluate, relative_error
 

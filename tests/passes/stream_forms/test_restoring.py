@@ -14,8 +14,7 @@ import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Target, WrittenForm
-from onnxfold.passes.base import ProofOutcome, Settings
-from onnxfold.passes.norms_plan import NormsPlan
+from onnxfold.passes.base import NormsPlan, ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.restore import apply
 from onnxfold.pipeline.finalize import define_functions
