@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.array_types import HALVES, Array
 from onnxfold.norms.site import AffinePart, NormSite
 from onnxfold.operators.functions import Affine, Statistics
 from onnxfold.operators.new_nodes import weight_value
@@ -24,7 +24,11 @@ class Operands:
 
 
 class Parameters:
-    """Operands for the norms of one model; ones and zeros are constants of each graph."""
+    """Operands for the norms of one model; ones and zeros are constants of each graph.
+
+    In half precision each norm has its own: a session on a CPU casts a constant of several readers
+    to float in every run.
+    """
 
     def __init__(self, view: ModelInfo):
         self._view = view
@@ -79,7 +83,7 @@ class Parameters:
         dtype = site.input.dtype or ir.DataType.FLOAT
         producer = site.output.producer()
         key = (producer and producer.graph, role, dtype, shape)
-        if key not in self._shared:
+        if key not in self._shared or dtype in HALVES:
             array = np.full(shape, 1 if role == "ones" else 0, dtype.numpy())
             self._shared[key] = weight_value(f"{role}.{'x'.join(map(str, shape))}", array)
         return self._shared[key]

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
 from tests.builders import chain_model
+from tests.graphs import graph, weights
 from tests.pipeline.test_opsets import two_norms
-from tests.sessions import outputs
+from tests.sessions import executed, outputs
 
 WIDTH = 64
 LARGE = 1e3  # its square, 1e6, exceeds half: the largest is 65504
@@ -222,3 +224,25 @@ def test_pieces_of_a_norm_in_half_are_told_where_the_file_is_written(
     result = onnxfold.optimize(model(dtype), tmp_path / "out.onnx", check=0, **options)
     notes = " ".join(result.report["output"]["notes"])
     assert ("run the folded norm in pieces before ONNX Runtime 1.23" in notes) is told
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_a_session_casts_no_scale_that_several_norms_have(target: str, tmp_path: Path) -> None:
+    """It casts the constants of one reader once, when it starts, and others in every run."""
+    vectors = dict.fromkeys(("g1", "b1", "g2", "b2", "c", "e"), (WIDTH,))
+    made = weights(**vectors, V=(WIDTH, WIDTH), W=(WIDTH, WIDTH))
+    body = (
+        "n = LayerNormalization<epsilon=1e-5>(x, g1, b1) p = MatMul(n, V) q = Add(p, c) "
+        "r = Add(q, x) m = LayerNormalization<epsilon=1e-5>(r, g2, b2) s = MatMul(m, W) "
+        "y = Add(s, e)"
+    )
+    halves = {name: (1 + array / 10).astype(np.float16) for name, array in made.items()}
+    kind = f"float16[B,4,{WIDTH}]"
+    given = ir.to_proto(graph(body, f"{kind} x", f"{kind} y", halves, opset=17))
+    once = onnxfold.optimize(given, target=target, fuse_affine="always", fold="always")
+    assert once.report["inspect"]["summary"]["gamma_fused"] == 2
+    made_graph = executed(once.model, tmp_path).graph
+    stored = {constant.name for constant in made_graph.initializer}
+    cast = [node.input[0] for node in made_graph.node if node.op_type == "Cast"]
+    assert not stored & set(cast)
+    assert not onnxfold.optimize(once.model, target=target, fold="always").changed

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.array_types import HALVES, Float64
 from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS
@@ -147,11 +147,15 @@ class Norms:
             start.metadata_props.update(end.metadata_props)
 
     def _filled(self, like: ir.Value, number: float) -> ir.Value:
-        """Return a shared constant of one number, in the type and shape of another value."""
+        """Return a shared constant of one number, in the type and shape of another value.
+
+        In half precision each reader has its own: a session on a CPU casts a constant of several
+        readers to float in every run.
+        """
         shape = tuple(int(dim) for dim in (self._view.shape(like) or ()) if isinstance(dim, int))
         dtype = like.dtype or ir.DataType.FLOAT
         key = (dtype, shape, number)
-        if key not in self._fills:
+        if key not in self._fills or dtype in HALVES:
             name = f"{_NAMES[number]}.{'x'.join(map(str, shape))}"
             tensor = ir.Tensor(np.full(shape, number, dtype.numpy()), dtype=dtype)
             near = next(iter(self._edit.model.graph)).outputs[0]
