@@ -104,11 +104,11 @@ def _folded(info: ModelInfo, site: NormSite) -> ir.Model:
     """Return the model with one norm as an RMSNorm and all weights centred that lead to it."""
     transfers = ModelTransfers(info, find_norms(info))
     graph, start = walk_back(transfers, [site]), Point(site.input, site.fiber)
-    leading = reached([start], lambda point: graph.points[point].carried)
+    leading = reached([start], lambda point: graph[point].carried)
     weights = [
         WeightCentring(info.ref(point.value), point.fiber, 0)
         for point in leading
-        if graph.points[point].constant
+        if graph[point].constant
     ]
     plan = CentringPlan((Fold(site.name, info.ref(site.output)),), tuple(weights))
     edit = Editor(info, copy=True)

@@ -12,13 +12,14 @@ from math import prod
 
 import onnx_ir as ir
 
-from onnxfold.graph import Dim, ModelInfo, Shape, operator
+from onnxfold.graph import FLOATS, Dim, ModelInfo, Shape, operator
 from onnxfold.graph.edit import sweep
 from onnxfold.graph.operands import is_read_once, only_reader, operand, operands, producer_of
 from onnxfold.passes.split_skip_norms import Builder, SkipNormCall
 
 _ROUNDED = 1e-6  # 1/n is rounded to float32 before it is multiplied by n
 _AXES_ARE_INPUTS_SINCE = 18
+_FACTORS = {"ReduceMean": 1.0, "ReduceSum": None}  # None: as many as there are elements
 _SUMS = ("Add", "Sub")
 _OF_MEANS = ("Div", "Expand", "Mul", "ReduceMean", "ReduceSum", "Unsqueeze")
 
@@ -47,20 +48,21 @@ class _Mean:
 
 def subtract_from_summands(view: ModelInfo) -> int:
     """Rewrite such sums in a typed working copy, in place; return how many."""
-    means = [mean for node in view.nodes() if (mean := _mean(view, node)) is not None]
+    reductions = [node for node in view.nodes() if operator(node) in _FACTORS]
+    means = [mean for node in reductions if (mean := _mean(view, node)) is not None]
     builder = Builder(view.model)
-    return sum([_rewrite(builder, mean) for mean in means])
+    # The last first: what a rewritten sum reads is then in the model still.
+    return sum([_rewrite(builder, mean) for mean in reversed(means)])
 
 
 def _mean(view: ModelInfo, reduction: ir.Node) -> _Mean | None:
     """Return the mean that a reduction begins, as it is when it is added or subtracted."""
-    factors = {"ReduceMean": 1.0, "ReduceSum": None}
     x, shape = operand(reduction, 0), view.shape(operand(reduction, 0))
-    axes = view.axes(reduction) if operator(reduction) in factors else None
-    if x is None or shape is None or not axes:
+    axes = view.axes(reduction)
+    if x is None or x.dtype not in FLOATS or shape is None or not axes:
         return None
     places = tuple(sorted(axis % len(shape) for axis in axes))
-    factor = factors[reduction.op_type] or _count([shape[axis] for axis in places])
+    factor = _FACTORS[reduction.op_type] or _count([shape[axis] for axis in places])
     value = reduction.outputs[0]
     while (node := only_reader(value)) is not None and node.op_type not in _SUMS:
         own = _factor(view, node, value)

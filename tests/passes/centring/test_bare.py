@@ -125,6 +125,19 @@ def test_what_is_no_mean_of_a_summand_is_not_subtracted_from_it(after: str) -> N
     assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
 
 
+def test_a_sum_whose_mean_is_subtracted_later_may_be_one_itself() -> None:
+    """Of (v + a) - mean(a) = z, (z + w) - mean(z) is rewritten as well, at once."""
+    first = "v = MatMul(u, V) s = Add(v, a) m = ReduceMean<axes=[-1]>(a) z = Sub(s, m) "
+    model = _model(f"{first} w = Tanh(u) p2 = MatMul(w, V) t = Add(z, p2) "
+                   "m2 = ReduceMean<axes=[-1]>(z) y = Sub(t, m2)")  # fmt: skip
+    assert len(onnxfold.inspect(model)["centrings"]) == 2
+    folded = fold(model)
+    assert folded.proof.passed
+    assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
+    once = onnxfold.optimize(model, check=0)
+    assert not onnxfold.optimize(once.model, check=0).changed
+
+
 def test_a_mean_of_rows_is_not_expanded_over_columns() -> None:
     """[5] as [5, 5] repeats along the first axis, where each row has its own mean."""
     after = "m = ReduceMean<axes=[1], keepdims=0>(a) s = Shape(a) n = Expand(m, s) y = Sub(a, n)"
