@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.options import Target
+from tests.lanes import some
 from tests.passes.deferral.architectures import ARCHITECTURES
 from tests.passes.deferral.test_layer_norms import layer_norm_model
 
@@ -34,8 +36,7 @@ def _same(name: str, first: Path, second: Path) -> None:
     assert np.abs(a - b).max() <= BOUND * np.abs(a).max()
 
 
-@pytest.mark.parametrize("target", Target)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(("name", "target"), some(product(ARCHITECTURES, Target), each=4))
 def test_an_architecture_is_taken_back_from_its_file(
     name: str, target: Target, tmp_path: Path
 ) -> None:

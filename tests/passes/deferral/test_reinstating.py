@@ -20,6 +20,7 @@ from onnxfold.passes.deferral.undefer import FoundDeferred, ReinstatingPlan, app
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import of_reinstating as prove
 from tests.graphs import graph, weights
+from tests.lanes import some
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import BODIES, rms_graph, rotary
 from tests.passes.deferral.test_layer_norms import layer_norm_model
@@ -62,7 +63,7 @@ def test_a_deferral_is_taken_back(name: str, opset: int) -> None:
     assert not again.changed
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2-small", "swin-t"])
+@pytest.mark.parametrize("name", some(["gpt2", "gemma2-small", "swin-t"], each=3))
 def test_recipes_get_all_their_norms_back(name: str) -> None:
     """Merged rows and biases, norms that cancel, tables, LayerNorms with their mean."""
     model = ir.load(RECIPES / f"{name}.onnx")
