@@ -75,7 +75,7 @@ def test_other_precisions_stay_out() -> None:
         {"step_seconds": -1.0},
         {"max_error": -0.1},
         {"memory": 0.0},
-        {"precisions": ()},
+        {"precision": ()},
     ],
 )
 def test_numbers_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
