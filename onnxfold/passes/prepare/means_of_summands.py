@@ -59,7 +59,7 @@ def _mean(view: ModelInfo, reduction: ir.Node) -> _Mean | None:
     """Return the mean that a reduction begins, as it is when it is added or subtracted."""
     x, shape = operand(reduction, 0), view.shape(operand(reduction, 0))
     axes = view.axes(reduction)
-    if x is None or x.dtype not in FLOATS or shape is None or not axes:
+    if x is None or x.dtype not in FLOATS or not shape or not axes:
         return None
     places = tuple(sorted(axis % len(shape) for axis in axes))
     factor = _FACTORS[reduction.op_type] or _count([shape[axis] for axis in places])
