@@ -84,8 +84,6 @@ def detach(
 ) -> tuple[onnx.ModelProto, list[ir.TensorProtocol]]:
     """Serialize a model without some of its tensors; the model is not changed.
 
-    the model is left as it was.
-
     Returns the model and the tensors taken out: the i-th is replaced by a reference with offset i,
     to be read by `take_number`.
 

@@ -157,7 +157,7 @@ AFFINE_PASSES = frozenset({"affine", "batch norms", "scales", "tables"})
 class Folded:
     """The model after the passes (the given one if nothing changed), and a proof if requested.
 
-    a proof where one was asked. ``left_out`` is what could not be proved; the proof covers the
+    ``left_out`` is what could not be proved; the proof covers the
     rest. ``info``: of a prepared copy of the model, unless the last proof failed.
     """
 
@@ -172,7 +172,7 @@ class Folded:
 def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[str] = ()) -> Decided:
     """Decide on every pass except those ``without``; consumes the working copy.
 
-    uses up the working copy. A pass is applied if a later one decides on its result.
+    A pass is applied if a later one decides on its result.
     """
     state = _start(prepared)
     last: tuple[Pass[Any], Any] | None = None

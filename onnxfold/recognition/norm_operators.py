@@ -47,8 +47,8 @@ def size_refusal(view: ModelInfo, value: ir.Value, label: str) -> Refusal:
     sentence = "the size of a normalized axis is not known"
     maker = _hiding(view, value)
     if maker is not None:
-        sentence += f": nothing determines the shape of the result of '{node_label(maker)}'"
-        sentence += f" ({operator(maker)}) computes"
+        maker_label = f"'{node_label(maker)}' ({operator(maker)})"
+        sentence += f": nothing determines the shape of the result of {maker_label}"
     return Refusal(RefusalCode.DYNAMIC_FIBER, sentence, (label,))
 
 

@@ -161,7 +161,7 @@ class _Walk:
     def _overflows(self, value: ir.Value) -> bool:
         """Whether the centered values of a value are surely not finite; small constants are read.
 
-        small constants are read. A constant may overflow only downstream: -1e300 after a Cast to
+        A constant may overflow only downstream: -1e300 after a Cast to
         float32.
         """
         if self._overflowing and self._view.ref(value) in self._overflowing:

@@ -24,7 +24,7 @@ def publish(
 ) -> Path:
     """Write the winner with a note of the commands that produce it, or the input byte for byte.
 
-    the input byte for byte. Raises ModelError if it cannot be written, and if the input was changed
+    Raises ModelError if it cannot be written, and if the input was changed
     meanwhile.
     """
     if winner.path is None:

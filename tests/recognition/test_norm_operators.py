@@ -280,7 +280,7 @@ def test_a_norm_of_unknown_size_names_the_operator_that_hides_it(
     )
     (site,) = onnxfold.inspect(proto)["norms"]
     assert site["reason"]["code"] == "dynamic_fiber"
-    told = f"is not known: nothing determines the shape of the result of {cause} computes"
+    told = f"is not known: nothing determines the shape of the result of {cause}"
     assert site["reason"]["sentence"].endswith(told)
 
 

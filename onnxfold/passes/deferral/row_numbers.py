@@ -31,7 +31,7 @@ def _mean(new: NewNodes, site: NormSite, x: ir.Value) -> ir.Value:
 def _mean_square(new: NewNodes, site: NormSite, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return x in the type in which the norm is computed, and factor * mean(x^2).
 
-    x without its mean for a LayerNorm.
+    For a LayerNorm both are of x without its mean.
     """
     exact = new.cast(x, site.compute_dtype)
     if site.subtracts_mean:
