@@ -205,7 +205,7 @@ def _convolution(view: ModelInfo, node: ir.Node, *, turned: bool = False) -> Ind
     """
     w = view.shape(node.inputs[1]) if len(node.inputs) > 1 else None
     groups = node.attributes.get_int("group", 1)
-    if w is None or len(w) < 2:
+    if w is None or len(w) < 2 or groups < 1:
         return None
     plain: tuple[Axis, Axis] = ("c",), ("m",)
     sizes: dict[str, int] = {}
