@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -56,6 +57,8 @@ PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
 }
 _MODELS: Final = ("bert-base", "vit-b16", "gpt2")
 _FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
+# A file of the search, whose folder is this machine's alone; names of nodes may begin with / too.
+_OF_SEARCH: Final = re.compile(r"'/[^']*/\.onnxfold-[^']*/([^'/]+)'")
 _LEAST_S = 20.0  # with less of the budget left no export begins
 
 
@@ -196,7 +199,7 @@ def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> 
         excluded=len(candidate.excluded),
         bytes=candidate.nbytes,
         seconds=round(candidate.seconds, 1),
-        reason=candidate.reason or "",
+        reason=_OF_SEARCH.sub(r"'\1'", candidate.reason or ""),
     )
 
 

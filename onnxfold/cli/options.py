@@ -99,7 +99,7 @@ class _Declared:
 
     @property
     def off(self) -> tuple[str, Any, str] | None:
-        """The flag that stands for a value, the value, and the help of the flag."""
+        """The flag that sets the option to a fixed value, that value, and the help of the flag."""
         return self.told.cli.get("off")
 
     def parameters(self) -> Iterator[inspect.Parameter]:

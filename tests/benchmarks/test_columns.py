@@ -47,3 +47,8 @@ def test_columns_are_those_of_the_kept_file(name: str) -> None:
             start = text.index(part, start) + len(part)
         assert text.startswith(parts[0])
         assert text.endswith(parts[-1])
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.csv")), ids=lambda path: path.stem)
+def test_no_row_names_a_folder_of_a_search(path: Path) -> None:
+    assert "/.onnxfold-" not in path.read_text(encoding="utf-8")
