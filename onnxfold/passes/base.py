@@ -27,8 +27,10 @@ class Settings(Options):
     original model's calls of ours that add a residual. ``defer_layer_norms``: whether the means of
     LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
     leave out, and how their proof failed. ``dropped``: names of LayerNorms whose means are dropped,
-    which is then all that is done. ``feeds``: the data on which ranges are measured, ``data_label``
-    its description. ``paper``: whether to count by the rules of a paper as well.
+    which is then all that is done. ``shared``: names of weights that are stored in parts even if
+    others read all of one: a pass gives those a weight of their own. ``feeds``: the data on which
+    ranges are measured, ``data_label`` its description. ``paper``: whether to count by the rules of
+    a paper as well.
     """
 
     overflowing: frozenset[str] = frozenset()
@@ -38,6 +40,7 @@ class Settings(Options):
     feeds: tuple[Mapping[str, Array], ...] = ()
     data_label: str = ""
     dropped: frozenset[str] = frozenset()
+    shared: frozenset[str | None] = frozenset()
     paper: bool = False
 
     @property

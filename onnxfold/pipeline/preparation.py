@@ -25,6 +25,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
         compressed=settings.convert_to is not None,
         inferred=True,
         allow_split=settings.allow_split,
+        shared=settings.shared,
     )
     if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
@@ -36,7 +37,13 @@ def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
     """Return a copy without the calls that deferral left if a norm can be reinstated."""
     if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
         return None
-    prepared = prepare(model, deferred=True, inferred=True, allow_split=settings.allow_split)
+    prepared = prepare(
+        model,
+        deferred=True,
+        inferred=True,
+        allow_split=settings.allow_split,
+        shared=settings.shared,
+    )
     return None if decide(prepared.info, settings).empty else prepared
 
 

@@ -25,6 +25,7 @@ from onnxfold.errors import (
     VerificationError,
     WeightOverflowError,
 )
+from onnxfold.graph import ModelInfo
 from onnxfold.model_io.sources import Source, open_source
 from onnxfold.options import Folding, FuseAffine, Options
 from onnxfold.passes.base import Settings, exclusion
@@ -32,6 +33,7 @@ from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.node_notes import strip_notes
 from onnxfold.passes.plan import Plan
+from onnxfold.passes.prepare.stored_constants import weights_in_parts
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.advice import advice
@@ -90,13 +92,15 @@ def _of_proto(model: onnx.ModelProto, *rest: Any) -> Result:
 class _Attempt:
     """What an attempt leaves out: weights that overflow, passes that failed.
 
-    ``needless``: passes that only prepare others, which found nothing to do.
+    ``needless``: passes that only prepare others, which found nothing to do. ``shared``: names of
+    weights to store in parts from the start, because a pass moved away what reads all of one.
     """
 
     known: Checked
     overflowing: frozenset[str] = frozenset()
     left_out: tuple[LeftOut, ...] = ()
     needless: frozenset[str] = frozenset()
+    shared: frozenset[str | None] = frozenset()
 
 
 def run(
@@ -154,11 +158,20 @@ def _without(chosen: Options, attempt: _Attempt) -> frozenset[str]:
     return folding.unwanted(chosen) | attempt.needless | {left.name for left in attempt.left_out}
 
 
-def _without_needless(attempt: _Attempt, findings: Findings) -> _Attempt | None:
-    """Exclude scales if no stream is compressed, as a conversion moves factors only for this."""
+def _again(
+    attempt: _Attempt, findings: Findings, info: ModelInfo | None, *, changed: bool
+) -> _Attempt | None:
+    """Return an attempt that makes more of the model, or less of what helps nothing, or None.
+
+    Scales are excluded if no stream is compressed, as a conversion moves factors only for this.
+    Weights are stored in parts if nothing reads all of them after the passes.
+    """
     moved = findings.plan.scales or findings.plan.fusions or findings.plan.batch_norms
     needless = findings.compressed is not None and not findings.compressed and moved
-    return replace(attempt, needless=folding.AFFINE_PASSES) if needless else None
+    if needless and attempt.needless != folding.AFFINE_PASSES:
+        return replace(attempt, needless=folding.AFFINE_PASSES)
+    shared = attempt.shared | (weights_in_parts(info) if changed and info else frozenset())
+    return None if shared == attempt.shared else replace(attempt, shared=shared)
 
 
 def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
@@ -170,6 +183,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
     settings = Settings(
         **asdict(chosen),
         overflowing=attempt.overflowing,
+        shared=attempt.shared,
         fused_before=folding.residual_calls(source.model),
         defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
         feeds=() if data is None else data.feeds,
@@ -216,7 +230,7 @@ def _attempt(
         prove=chosen.check is not None,
     )
     _demand(folded.findings)
-    again = _without_needless(attempt, folded.findings)
+    again = _again(attempt, folded.findings, folded.info, changed=folded.changed)
     if again is not None:
         return _attempt(source, output, chosen, timer, again)
     try:
@@ -259,7 +273,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
         settings = _settings(source, chosen, attempt)
         prepared = prepared_for(attempt.known.model, settings)
         decided = folding.decide_all(prepared, settings, without=_without(chosen, attempt))
-    again = _without_needless(attempt, decided.findings)
+    again = _again(attempt, decided.findings, decided.info, changed=decided.differs)
     if again is not None:
         return _planned(source, chosen, timer, again)
     report = {

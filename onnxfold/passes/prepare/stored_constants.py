@@ -189,33 +189,53 @@ def _add(view: ModelInfo, node: ir.Node, taken: Set[str | None]) -> bool:
     return True
 
 
-def store_parts(view: ModelInfo) -> int:
+def store_parts(view: ModelInfo, shared: Set[str | None] = frozenset()) -> int:
     """Store the parts of weights in a typed working copy; return how many weights had parts.
 
     This includes parts of parts. A weight stays whole if something reads all of it, or if its parts
-    overlap.
+    overlap. Of ``shared`` ones, the parts are stored even so, and the whole for its other readers.
     """
     nodes = [node for node in view.nodes() if node.inputs]
-    return sum(node.graph is not None and _store(view, node.inputs[0]) for node in nodes)
+    return sum(node.graph is not None and _store(view, node.inputs[0], shared) for node in nodes)
 
 
-def _store(view: ModelInfo, weight: ir.Value | None) -> bool:
+def weights_in_parts(view: ModelInfo) -> frozenset[str | None]:
+    """Return the names of the weights that `store_parts` would store in parts."""
+    weights = {node.inputs[0] for node in view.nodes() if node.inputs}
+    return frozenset(
+        each.name for each in weights if each is not None and _stored_parts(view, each)
+    )
+
+
+def _store(view: ModelInfo, weight: ir.Value | None, shared: Set[str | None]) -> bool:
     tensor = view.tensor(weight)
-    if weight is None or tensor is None or tensor.dtype not in FLOATS or weight.is_graph_output():
+    parts = {} if weight is None else _stored_parts(view, weight, whole=weight.name in shared)
+    if weight is None or tensor is None or not parts:
         return False
-    parts = dict(_parts(view, weight))
-    nodes = dict.fromkeys(use.node for use in weight.uses())
-    read = [output for node in nodes for output in node.outputs]
-    sizes = [elements(view.shape(part)) for part in parts]
-    if not parts or len(parts) != len(read) or sum(sizes) > tensor.size:
-        return False
+    nodes = dict.fromkeys(producer_of(part) for part in parts)
     for part, index in parts.items():
         stored = _stored(view, tensor, part, index)
         if part.uses() and isinstance(weight.graph, ir.Graph):
             add_constant(weight.graph, stored)
             redirect(part, stored)
-    sweep(nodes)
+    sweep(node for node in nodes if node is not None)
     return True
+
+
+def _stored_parts(
+    view: ModelInfo, weight: ir.Value, *, whole: bool = False
+) -> dict[ir.Value, _Index]:
+    """Return the parts of a weight that may be stored instead of it, or beside the ``whole``."""
+    tensor = view.tensor(weight)
+    if tensor is None or tensor.dtype not in FLOATS or weight.is_graph_output():
+        return {}
+    parts = dict(_parts(view, weight))
+    nodes = dict.fromkeys(use.node for use in weight.uses())
+    cuts = [node for node in nodes if all(output in parts for output in node.outputs)]
+    sizes = [elements(view.shape(part)) for node in cuts for part in node.outputs]
+    if not (whole or len(cuts) == len(nodes)) or sum(sizes) > tensor.size:
+        return {}
+    return {part: parts[part] for node in cuts for part in node.outputs}
 
 
 def _parts(view: ModelInfo, weight: ir.Value) -> Iterator[tuple[ir.Value, _Index]]:

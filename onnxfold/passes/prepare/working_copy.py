@@ -9,8 +9,9 @@ biases added, layers of one input joined whose results are normalized together, 
 summand subtracted from it before the addition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import onnx
@@ -42,9 +43,8 @@ from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
 
 _OVERRIDABLE_SINCE_IR = 4
-# The edits of constants, in order: later ones see the weights that earlier ones created.
+# The edits of constants after the parts, in order: later ones see what earlier ones created.
 _GIVEN = (
-    store_parts,
     fold_constants,
     merge_constant_factors,
     add_biases,
@@ -81,6 +81,7 @@ def prepare(
     inferred: bool = False,
     written: bool = False,
     allow_split: int = DEFAULT_SPLIT_BYTES,
+    shared: Set[str | None] = frozenset(),
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
@@ -89,7 +90,8 @@ def prepare(
     model's types and shapes are already inferred, and unchanged parts keep them. ``written``: it is
     the passes' result for a prepared model, with which it is compared constant by constant.
     ``allow_split``: weights that joined layers share with others are stored twice up to this size.
-    Tensors are shared with the original. Raises ModelError for recursive functions.
+    ``shared``: names of weights of which the parts are stored beside the whole. Tensors are shared
+    with the original. Raises ModelError for recursive functions.
     """
     clone = model.clone()
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
@@ -107,7 +109,7 @@ def prepare(
     info = ModelInfo(clone) if same else infer(clone)
     if subtract_from_summands(info):
         info = infer(clone)
-    for change in _WRITTEN if written else _GIVEN:
+    for change in _WRITTEN if written else (partial(store_parts, shared=shared), *_GIVEN):
         info = ModelInfo(clone) if change(info) else info
     if not written and join_layers(info, allow_split):
         info = ModelInfo(clone)

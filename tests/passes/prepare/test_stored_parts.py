@@ -107,13 +107,28 @@ def test_parts_of_external_data_are_written(tmp_path: Path) -> None:
     assert result.report["inspect"]["summary"]["gamma_fused"] == 1
 
 
-def test_what_is_left_of_a_weight_that_was_copied_is_compared_as_it_is() -> None:
-    """The copy is for the reader of the whole weight, so that only its part is read then."""
+def test_a_part_of_a_weight_is_stored_if_the_reader_of_all_of_it_gets_its_own() -> None:
+    """A copy would leave the original with one reader, of a part."""
     body = (
         "p = MatMul(n, W) s = Add(p, beta) w = Slice(W, eight, sixteen, one) q = MatMul(x, w) "
         "y = Concat<axis=2>(s, q)"
     )
     result = onnxfold.optimize(_model(body, (16, 16), "float[B,4,24] y"))
     assert result.report["inspect"]["summary"]["gamma_fused"] == 1
-    assert {"W", "W.fused"} <= {tensor.name for tensor in result.model.graph.initializer}
+    stored = {tensor.name: tensor.dims for tensor in result.model.graph.initializer}
+    assert (stored["W"], stored["w"]) == ([16, 16], [16, 8])
+    assert "W.fused" not in stored
     assert "left_out" not in result.report
+
+
+@pytest.mark.parametrize("target", ["kernels", "onnx", "ort"])
+def test_parts_of_a_weight_that_gets_a_centred_copy_take_gammas_at_once(target: str) -> None:
+    body = (
+        "v, w = Split<axis=1>(A, halves) p = MatMul(n, v) s = Add(p, b) q = MatMul(n, w) "
+        "r = Add(q, b) y = Add(s, r)"
+    )
+    first = onnxfold.optimize(_model(body, (1,)), target=target, fuse_affine="always")
+    summary = first.report["inspect"]["summary"]
+    assert (summary["folded"], summary["gamma_fused"], summary["beta_fused"]) == (1, 1, 1)
+    second = onnxfold.optimize(first.model, target=target, fuse_affine="always")
+    assert not second.changed
