@@ -31,7 +31,7 @@ from onnxfold.graph.traversal import reached
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io import load
 from onnxfold.norms import NormKind, NormSite
-from onnxfold.options import Folding, Target
+from onnxfold.options import Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply
 from onnxfold.passes.centring.decide import CentringDecision
@@ -43,6 +43,7 @@ from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
+from onnxfold.target import Target
 
 __all__ = ["counterexamples", "main", "nearest_gamma"]
 

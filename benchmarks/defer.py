@@ -36,9 +36,10 @@ from benchmarks.gpu import device_named
 from benchmarks.graphs import model, node
 from benchmarks.harness import CPU, Budget, arguments, quantiles
 from benchmarks.rows import RESULTS, Row, replace
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer
 from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.target import Target
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
 KINDS = ("llama", "qwen3", "relu")

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from onnxfold.inputs.data.shards import DataOptions
-    from onnxfold.options import Conversion, Options, Target
+    from onnxfold.options import Conversion, Options
     from onnxfold.passes.plan import Plan
     from onnxfold.pipeline import Result
     from onnxfold.report.inspection import Inspection
     from onnxfold.runtime.bench import Benchmark
     from onnxfold.runtime.library import get_library_path, register, session
+    from onnxfold.target import Target
     from onnxfold.tuning.options import TuneOptions
     from onnxfold.tuning.tune_result import TuneResult
 
@@ -83,7 +84,7 @@ _HOME = {
     "Options": "options",
     "Plan": "passes.plan",
     "Result": "pipeline",
-    "Target": "options",
+    "Target": "target",
     "TuneOptions": "tuning.options",
     "TuneResult": "tuning.tune_result",
     "UnchangedError": "errors",

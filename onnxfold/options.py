@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from onnxfold.errors import UsageError
 from onnxfold.option_checks import bytes_of, check_number, check_scale, check_split
+from onnxfold.target import Target
 
 METADATA_KEY = "onnxfold"  # the metadata entry in which a written model names its options
 DEFAULT_SPLIT_BYTES = 1 << 20
@@ -33,14 +34,6 @@ def member(kind: type[Choice], name: str, what: str) -> Choice:
         return kind(name)
     except ValueError as error:
         raise UsageError(f"there is no {what}; there are {', '.join(kind)}") from error
-
-
-class Target(StrEnum):
-    """The purpose of the output model, which limits its operators."""
-
-    ONNX = "onnx"  # standard operators, for every runtime and tool
-    ORT = "ort"  # the fastest operators of ONNX Runtime as it is
-    KERNELS = "kernels"  # functions, which the onnxfold library replaces by its kernels
 
 
 def target_named(name: str) -> Target:
@@ -171,9 +164,7 @@ class Options:
     target: Annotated[
         Target,
         Told(
-            "**onnx**: standard operators, for every runtime and tool that takes IN; **ort**: "
-            "what is fastest in ONNX Runtime as it is; **kernels**: functions, for ONNX Runtime "
-            "with the onnxfold library, which other runtimes may not take.",
+            "; ".join(f"**{each}**: {each.traits.purpose}" for each in Target) + ".",
             parser=target_named,
             metavar="TARGET",
         ),

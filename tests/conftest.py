@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 # They find what passes name (onnxfold.graph.model_info).
 import onnxfold.recognition
 import onnxfold.targets.lowering  # noqa: F401
-from onnxfold.targets import costs
+from onnxfold.target import TRAITS
 from tests.cli.command import Cli
 
 _DEFAULT_GRAPHS = 2000
-_PRICES = {target: costs.costs_of(target) for target in costs.Target}
+_PRICED = dict(TRAITS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,9 +32,9 @@ def _prices_of_elements() -> Iterator[None]:
 
     Commands in processes of their own have them.
     """
-    table = {target: prices.of_elements() for target, prices in _PRICES.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "_COSTS", table)
+        for target, traits in _PRICED.items():
+            patch.setitem(TRAITS, target, replace(traits, costs=traits.costs.of_elements()))
         yield
 
 
@@ -41,7 +42,8 @@ def _prices_of_elements() -> Iterator[None]:
 def _all_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put all prices back where a test has the mark of that name."""
     if request.node.get_closest_marker("prices") is not None:
-        monkeypatch.setattr(costs, "_COSTS", _PRICES)
+        for target, traits in _PRICED.items():
+            monkeypatch.setitem(TRAITS, target, traits)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from onnxfold.options import (
     Defer,
     Folding,
     FuseAffine,
-    Target,
     fuse_affine_named,
     member,
     target_named,
@@ -32,6 +31,7 @@ from onnxfold.report.nodes import node_changes, node_rows
 from onnxfold.report.stored_twice import stored_twice
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
+from onnxfold.target import Target
 
 
 @suggesting

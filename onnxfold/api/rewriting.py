@@ -25,7 +25,6 @@ from onnxfold.options import (
     FuseAffine,
     GivenInputs,
     Options,
-    Target,
     WrittenForm,
     conversion_named,
     fuse_affine_named,
@@ -35,6 +34,7 @@ from onnxfold.options import (
 from onnxfold.pipeline import Result, run
 from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
+from onnxfold.target import Target
 
 _OPTIONS = tuple(each.name for each in fields(Options))
 _CHOICES = {"device": Device, "fold": Folding, "defer": Defer, "norm_form": WrittenForm}
@@ -196,9 +196,9 @@ def _chosen(arguments: Mapping[str, Any]) -> Options:
     if isinstance(options["inputs"], Mapping):
         options["inputs"] = dict(options["inputs"])
     chosen = Options(**options)
-    if chosen.device is Device.CUDA and chosen.target is not Target.ORT:
+    if chosen.device is Device.CUDA and not chosen.target.traits.contrib:
         raise UsageError("--device cuda is for --target ort; the other files suit every device")
-    if chosen.target is Target.ORT and chosen.norm_form in _SPELLINGS:
+    if chosen.target.traits.contrib and chosen.norm_form in _SPELLINGS:
         raise UsageError(f"--norm-form {chosen.norm_form} is for --target onnx and kernels")
     return chosen
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from onnxfold.options import Device, Options, Target
+from onnxfold.options import Device, Options
 from onnxfold.targets.installed import MEASURED, onnxruntime_version
 
 _WITH_KERNELS: Mapping[Device, str] = MappingProxyType(
@@ -33,9 +33,9 @@ def advice(options: Options, excluded: Sequence[Mapping[str, Any]]) -> str:
     """
     if options.convert_to is not None:
         return ""  # the form was chosen for another reason
-    if options.target is Target.KERNELS:
+    if options.target.traits.calls:
         return "for ONNX Runtime with onnxfold's library; --target onnx is for other runtimes"
-    if options.target is Target.ONNX:
+    if options.target.traits.standard:
         return _fuse_first(excluded)
     oldest, newest = MEASURED[options.device]
     version = onnxruntime_version()

@@ -15,8 +15,9 @@ from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
-from onnxfold.options import METADATA_KEY, Target, WrittenForm
+from onnxfold.options import METADATA_KEY, WrittenForm
 from onnxfold.shapes.inference import strip_types
+from onnxfold.target import Target
 from onnxfold.targets.norm_settings import common_settings, setting_of_call, setting_of_each
 from onnxfold.targets.turned import turned_values
 
@@ -34,7 +35,7 @@ def finished(
     share one.
     """
     view = ModelInfo(model)
-    staying = _of_one_setting(view) if target is Target.KERNELS else frozenset()
+    staying = _of_one_setting(view) if target.traits.calls else frozenset()
     _define(view, staying, form)
     strip_types(model, like=original)
     model.metadata_props[METADATA_KEY] = _with_inexact(noted, original)
@@ -74,7 +75,7 @@ def define_functions(view: ModelInfo, target: Target, form: WrittenForm) -> None
 
     A call of the original model with unknown element type keeps its body.
     """
-    calls = _calls(view.model) if target is Target.KERNELS else ()
+    calls = _calls(view.model) if target.traits.calls else ()
     _define(view, frozenset(filter(_may_stay, calls)), form)
 
 

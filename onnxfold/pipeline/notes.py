@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnxfold.norms.site import NormForm
-from onnxfold.options import Options, Target, WrittenForm
+from onnxfold.options import Options, WrittenForm
 from onnxfold.refusal import RefusalCode
 from onnxfold.targets.fusions import is_taken_for_zero
 
@@ -28,9 +28,9 @@ def notes(options: Options, inspection: Mapping[str, Any]) -> list[str]:
     ``inspection`` is the report's part of that name.
     """
     norms = inspection["norms"]
-    if options.convert_to is not None or options.target is Target.ORT:
+    if options.convert_to is not None or options.target.traits.contrib:
         return []
-    if options.target is Target.KERNELS:  # of which that optimizer inlines the functions
+    if options.target.traits.calls:  # of which that optimizer inlines the functions
         return _epsilons(norms)
     said = []
     left = sum((row["reason"] or {}).get("code") == RefusalCode.COMES_APART for row in norms)

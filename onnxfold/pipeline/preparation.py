@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
 from onnxfold.operators.functions import DOMAIN, RMS_NORMALIZATION_SINCE, SIGNATURES
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.undefer import decide
 from onnxfold.passes.lower.opset import raise_opset
@@ -27,7 +27,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
         allow_split=settings.allow_split,
         shared=settings.shared,
     )
-    if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
+    if settings.norm_form is WrittenForm.OP and not settings.target.traits.contrib:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
         return replace(prepared, info=ModelInfo(prepared.model))
     return prepared

@@ -17,7 +17,7 @@ from onnxfold.check.memory import session_bytes
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.model_io.sources import Source
 from onnxfold.option_checks import bytes_of
-from onnxfold.options import Device, Options, Target
+from onnxfold.options import Device, Options
 from onnxfold.passes.findings import Findings
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.finalize import note
@@ -66,7 +66,7 @@ def measured(before: Path, after: Path, options: Options) -> dict[str, Any]:
     """
     from onnxfold.runtime.bench import bench
 
-    if options.target is Target.KERNELS or options.device is not Device.CPU:
+    if options.target.traits.calls or options.device is not Device.CPU:
         return {"reason": "its session is for other kernels"}
     try:
         found = bench(

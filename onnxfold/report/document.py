@@ -13,7 +13,7 @@ from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.html import page
 from onnxfold.shapes.claims import Claim
-from onnxfold.targets.costs import OPERATOR_PS
+from onnxfold.target import OPERATOR_PS
 
 SCHEMA = 1
 

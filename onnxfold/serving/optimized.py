@@ -17,15 +17,16 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError
-from onnxfold.options import Target
 from onnxfold.pipeline.apart import optimized_apart
 from onnxfold.pipeline.finalize import written_for
+from onnxfold.target import Target
 
 
 def is_for_kernels(path: Path) -> bool:
     """Whether onnxfold wrote this model for kernels; raises ModelError if it cannot be read."""
     model: ir.Model = model_io.load(path)
-    return written_for(model) is Target.KERNELS
+    target = written_for(model)
+    return target is not None and target.traits.calls
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from onnxfold.norms.site import EMBEDDED, AffinePart
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of
-from onnxfold.options import Target
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.target import Target
 
 _FUSED = "ONNX Runtime's transformers optimizer fuses it into {}, which is at least as fast"
 _END = 2  # input of Slice
@@ -40,7 +40,7 @@ def refuse_fused(
     info: ModelInfo, sites: Iterable[NormSite], target: Target
 ) -> dict[ir.Value, Refusal]:
     """Name, by output, the fusion of the optimizer that depends on each norm."""
-    if target is Target.KERNELS:
+    if target.traits.calls:
         return {}
     found = {site.output: _fusion(info, site, target) for site in sites}
     return {
@@ -51,7 +51,7 @@ def refuse_fused(
 
 
 def _fusion(info: ModelInfo, site: NormSite, target: Target) -> str | None:
-    comes = target is Target.ONNX  # which the optimizer may skip
+    comes = target.traits.standard  # which the optimizer may skip
     if embedded(site) or (comes and embeds(info, site)):
         return "EmbedLayerNormalization"
     return "Attention" if comes and attends(site) else None

@@ -36,8 +36,9 @@ from onnxfold.operators.functions import (
     op_name,
 )
 from onnxfold.operators.new_nodes import NewNodes
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.target import Target
 from onnxfold.targets.norm_settings import NORM_FORMS, NormSetting
 from onnxfold.targets.parameters import Parameters
 from onnxfold.targets.spelled import (
@@ -104,7 +105,7 @@ class TargetLowering:
 
     def _refuse_kernel(self, site: NormSite) -> Refusal | None:
         """Refuse a norm of constants that our kernel would compute in each run, or return None."""
-        return refuse_constant(self._view, site) if self._target is Target.KERNELS else None
+        return refuse_constant(self._view, site) if self._target.traits.calls else None
 
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
         """Return the same if epsilon may be a constant before a root."""
@@ -229,7 +230,7 @@ class TargetLowering:
             return False
         if self._trailing_axes(site) is None:
             return False
-        kernels = self._target is Target.KERNELS and site.input.dtype is not ir.DataType.DOUBLE
+        kernels = self._target.traits.calls and site.input.dtype is not ir.DataType.DOUBLE
         if site.form is not NormForm.DECOMPOSED:
             return kernels and site.nodes[-1].domain != DOMAIN
         return kernels or self.becomes_one(site) or self._respells(site)
@@ -251,7 +252,7 @@ class TargetLowering:
         dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
         """
         return (
-            self._target is Target.ONNX
+            self._target.traits.standard
             and site.kind is NormKind.RMS_NORM
             and site.input.dtype is ir.DataType.FLOAT
             and self._trailing_axes(site) == 1
@@ -268,7 +269,7 @@ class TargetLowering:
         """Whether the file has one operator for a norm, which otherwise is spelled out."""
         if statistics is Statistics.LAYER:
             return self._view.opset >= LAYER_NORMALIZATION_SINCE
-        if self._target is Target.ORT:
+        if self._target.traits.contrib:
             return True
         return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
 
@@ -332,7 +333,7 @@ class TargetLowering:
         axes = self._trailing_axes(site) or 1
         affine = self._parameters.operands(site, statistics, axes)
         after, new = affine.after, NewNodes(self._view.opset)
-        if self._target is Target.ORT and statistics is Statistics.RMS:
+        if self._target.traits.contrib and statistics is Statistics.RMS:
             scale, *bias = affine.inputs
             y = self._contrib(new, site, x, scale, axes)
             after = (*(("Add", beta) for beta in bias), *after)
@@ -363,7 +364,7 @@ class TargetLowering:
         scale = self._parameters.ones(site, (blocks[1],)) if whole is None else whole
         new.weights.append(scale)
         apart = new.op("Reshape", x, split)
-        if self._target is Target.ORT:
+        if self._target.traits.contrib:
             norm = self._contrib(new, site, apart, scale, 1)
         else:
             name = op_name(statistics=Statistics.RMS, affine=Affine.SCALE)

@@ -18,8 +18,9 @@ from onnxfold.graph.edit import Lowered
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics, axes_of
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal
+from onnxfold.target import Target
 
 NormSetting: TypeAlias = tuple[Statistics, int, float]
 """What is divided by what, how many last axes are normalised, and epsilon."""

@@ -14,9 +14,10 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.edit import replace_node
 from onnxfold.graph.operands import operands
 from onnxfold.norms import NORMS, NormKind, NormSite
-from onnxfold.options import Device, Options, Target
+from onnxfold.options import Device, Options
 from onnxfold.refusal import RefusalCode
-from onnxfold.targets.costs import costs_of, work
+from onnxfold.target import Target
+from onnxfold.targets.costs import work
 from onnxfold.targets.installed import onnxruntime_version
 
 SLOW_SINCE = (1, 30)
@@ -29,7 +30,7 @@ _KINDS = (NormKind.LAYER_NORM, NormKind.RMS_NORM)
 
 def slow_additions(model: ir.Model, settings: Options) -> tuple[ir.Node, ...]:
     """Return the additions whose fusion is slow in the installed or the newest ONNX Runtime."""
-    if settings.target is not Target.ORT or settings.device is not Device.CPU:
+    if not settings.target.traits.contrib or settings.device is not Device.CPU:
         return ()
     slow = onnxruntime_version() >= SLOW_SINCE
     return fused_additions(ModelInfo(model)) if slow else ()
@@ -54,7 +55,7 @@ def joined_into(view: ModelInfo, total: ir.Node) -> int:
 
 def saved_apart(view: ModelInfo, additions: Iterable[ir.Node]) -> int:
     """Return the picoseconds saved by additions that a session does not fuse with norms."""
-    costs = costs_of(Target.ORT)
+    costs = Target.ORT.traits.costs
     saved = 0
     for node in additions:
         done = work(view.shape(node.outputs[0]), 1)

@@ -19,7 +19,8 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.errors import UsageError
 from onnxfold.graph.array_types import Array
-from onnxfold.options import Device, Target
+from onnxfold.options import Device
+from onnxfold.target import Target
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision
 
@@ -171,7 +172,7 @@ class FoldStep(ToolStep):
         return f"fold-{self.target}"
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        device = context.device if self.target is Target.ORT else Device.CPU
+        device = context.device if self.target.traits.contrib else Device.CPU
         _optimize(source, output, target=self.target, device=device)
 
 

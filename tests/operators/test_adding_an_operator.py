@@ -12,7 +12,7 @@ from onnxfold.check.reference.kernel import Kernel, find_kernel
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.operators.row import Elements, Family, Operator, Shapes
 from onnxfold.operators.table import ROWS
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.soundness.folding import Folded, evaluate, fold, relative_error
 
 _C = 8

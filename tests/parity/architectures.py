@@ -25,7 +25,7 @@ import onnxfold
 from benchmarks.rows import replace
 from models.metadata import clean
 from models.parameters import randomise_constants
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.parity.architecture_sizes import ARCHITECTURES, Inputs
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import ModelInfo
-from onnxfold.options import Target
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES, fold, folding
 from onnxfold.pipeline.basis_passes import BASIS_PASSES
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.recognition import find
+from onnxfold.target import Target
 from tests.builders import chain_model, pre_norm_model
 
 _VIT = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"

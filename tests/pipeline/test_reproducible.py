@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.builders import pre_norm_model
 
 

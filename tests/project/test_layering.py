@@ -20,6 +20,7 @@ _ORDER = (
     "errors",
     "native",
     "refusal",
+    "target",
     "option_checks",
     "options",
     "model_io",

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.soundness.folding import fold
 
 # As exporters of vision models write it: batch, channels, height and width are open.

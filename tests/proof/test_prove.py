@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.options import Target
 from onnxfold.passes.centring.plan import Insertion
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
@@ -22,6 +21,7 @@ from onnxfold.pipeline.proofs import prove_centring as prove
 from onnxfold.proof import Certificate, Proof
 from onnxfold.proof import prove as prove_models
 from onnxfold.shapes import infer
+from onnxfold.target import Target
 from tests.soundness.folding import Folded, fold, forced
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import onnxfold
 from onnxfold.check.reference import Precision, UnsupportedOperator, run
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.soundness.folding import fold
 
 _TEXT = """

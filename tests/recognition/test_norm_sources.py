@@ -6,7 +6,8 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer
+from onnxfold.target import Target
 from tests.graphs import weights
 
 _MEAN = "m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) "

@@ -7,7 +7,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.prepare.working_copy import prepare
@@ -16,7 +15,7 @@ from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from onnxfold.streams.model_transfers import ModelTransfers
-from onnxfold.targets.costs import Costs
+from onnxfold.target import Costs, Target
 from tests.graphs import graph
 from tests.refusal.graphs import CASES
 from tests.refusal.graphs import case as made

@@ -19,7 +19,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from onnxfold.errors import OnnxfoldError
-from onnxfold.options import Device, Folding, Target
+from onnxfold.options import Device, Folding
+from onnxfold.target import Target
 from tests.operators.sample import Array
 from tests.soundness.float64 import evaluate, relative_error, sizes_read
 from tests.soundness.folding import Folded, fold

@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfold.options import Device, Folding, Target
+from onnxfold.options import Device, Folding
+from onnxfold.target import Target
 from tests.soundness.checking import Settings, check, settings_of
 from tests.soundness.random_graphs import RandomGraph, random_graph
 from tests.soundness.shrinking import shrunk

@@ -12,7 +12,7 @@ from onnxfold import pipeline
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import Defer, Device, Folding, Target
+from onnxfold.options import Defer, Device, Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision
@@ -31,6 +31,7 @@ from onnxfold.proof import Proof
 from onnxfold.recognition import find_norms
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers
+from onnxfold.target import Target
 from tests.operators.roles import roles_of
 from tests.soundness.float64 import evaluate, relative_error
 

@@ -23,7 +23,7 @@ from typing import Any
 import onnxfold
 from benchmarks import rows
 from onnxfold.errors import ModelError, OnnxfoldError, WeightOverflowError
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.soundness.checking import ERRORS, compared, line
 from tests.soundness.float64 import evaluate
 from tests.soundness.long_run import float_types

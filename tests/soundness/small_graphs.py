@@ -20,10 +20,11 @@ import numpy as np
 
 from benchmarks import rows
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import Folding, Target
+from onnxfold.options import Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
+from onnxfold.target import Target
 from tests.soundness.subset_oracle import (
     C,
     Sketch,

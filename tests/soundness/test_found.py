@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.case_files import read, shapes
 from tests.graphs import model as graph_of
 from tests.operators.sample import Array

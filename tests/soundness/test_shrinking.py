@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onnxfold.operators.table import find
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.operators.mutants import AlwaysZeroMean
 from tests.operators.rows import transfer_for, with_transfer
 from tests.soundness import corpus

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 
 from onnxfold.model_io.sources import open_source
-from onnxfold.options import Folding, Target
+from onnxfold.options import Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.target import Target
 from tests.soundness.checking import check, settings_of
 from tests.soundness.random_graphs import RandomGraph
 from tests.soundness.subset_oracle import Sketch, feeds, foldable_by_trial, gated_stream, to_onnx

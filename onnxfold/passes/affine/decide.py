@@ -17,7 +17,6 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.transfer import refuse
-from onnxfold.options import Target
 from onnxfold.passes.affine.absorptions import (
     absorption,
     is_kept_scale,
@@ -33,7 +32,7 @@ from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.costs import Work
+from onnxfold.target import Work
 
 _FIXED = "has a quantized weight, which cannot take gamma; fold before quantizing"
 
@@ -85,9 +84,7 @@ def _decide(
         allow_split_bytes=settings.allow_split,
         keep=wanted.keep,
         weighing=BetaCosts(wanted.costs.added, wanted.saving),
-        scales=Scales(
-            wanted.stays, wanted.scaled, wanted.always or settings.target is Target.KERNELS
-        ),
+        scales=Scales(wanted.stays, wanted.scaled, wanted.always or settings.target.traits.calls),
     )
 
 

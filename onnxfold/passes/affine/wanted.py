@@ -27,11 +27,11 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import Float64
 from onnxfold.norms import NormKind, NormSite
 from onnxfold.norms.quotients import may_wait
-from onnxfold.options import Folding, FuseAffine, Target
+from onnxfold.options import Folding, FuseAffine
 from onnxfold.passes.affine.plan import Absorption
 from onnxfold.passes.base import Settings
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.costs import costs_of, is_wanted, work
+from onnxfold.targets.costs import is_wanted, work
 from onnxfold.targets.norm_settings import NORM_FORMS
 from onnxfold.weights.affine_parts import Weight
 from onnxfold.weights.edited import evaluated
@@ -50,7 +50,7 @@ class Wanted:
     def __init__(self, info: ModelInfo, settings: Settings, folding: Folds):
         self._info, self._settings, self._folding = info, settings, folding
         self._forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
-        costs = costs_of(settings.target)
+        costs = settings.target.traits.costs
         self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
         self.always = settings.fuse_affine is FuseAffine.ALWAYS
         self._needed: set[str] = set()
@@ -116,7 +116,7 @@ class Wanted:
 
     def scaled(self, site: NormSite) -> bool:
         """Whether a norm without gamma is written with a product."""
-        written = self._settings.target is Target.ONNX and self._forms.spells_rms(site)
+        written = self._settings.target.traits.standard and self._forms.spells_rms(site)
         return written and self.stays(site) and self._will_fold(site)
 
 

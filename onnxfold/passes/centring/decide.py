@@ -13,13 +13,14 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring, NormKind, NormSite
 from onnxfold.norms.site import cast_of_centred
-from onnxfold.options import Defer, Device, Folding, Target, WrittenForm
+from onnxfold.options import Defer, Device, Folding, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS_OF_PARTS, ModelTransfers
-from onnxfold.targets.costs import Costs, costs_of, microseconds, work
+from onnxfold.target import Costs
+from onnxfold.targets.costs import microseconds, work
 from onnxfold.targets.fusions import refuse_fused, refuse_stripped
 from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
@@ -52,7 +53,7 @@ def worthwhile(
             able.append(site)
         else:
             refused[view.ref(site.output)] = refusal
-    costs = costs_of(settings.target)
+    costs = settings.target.traits.costs
     bare, early = _bare(view, sites, settings)
     refused |= early
     sharing = Counter(value for site in sites for value in site.centred)
@@ -167,9 +168,9 @@ class _Prices:
     def _joined(self, site: NormSite) -> int:
         """Count the additions that a session fuses with a LayerNorm but not with an RMSNorm."""
         settings = self.settings
-        if settings.target is Target.KERNELS:
+        if settings.target.traits.calls:
             return 0
-        on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
+        on_cpu = settings.target.traits.contrib and settings.device is Device.CPU
         if on_cpu and onnxruntime_version() >= SLOW_SINCE:
             return 0  # these are not fused with LayerNorms either
         return joined_additions(self.view, site)
@@ -215,7 +216,7 @@ def _left(
     left = refuse_fused(info, sites, settings.target)
     spelled = [site for site in sites if site.output not in left and forms.spells_rms(site)]
     by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL
-    if settings.target is Target.ONNX and by_default:
+    if settings.target.traits.standard and by_default:
         left |= refuse_stripped(info, spelled, scaled=scaled)
     spelled = [site for site in spelled if site.output not in left]
     turned = turned_norms(info, {site.output for site in spelled})

@@ -24,7 +24,6 @@ from onnxfold.norms.site import AffinePart, NormKind
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import Flow, flow_of, sites_of
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, ScaledTable, UnscaledValue
@@ -34,7 +33,8 @@ from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.gamma_tables import gamma_tables
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.mincut import INFINITE, minimum_cut
-from onnxfold.targets.costs import OPERATOR_ELEMENTS, is_wanted
+from onnxfold.target import Target
+from onnxfold.targets.costs import is_wanted
 
 _ROWS = 128  # of one run: with fewer, products cost little compared with loading the weights
 _Factor = tuple[ir.Value | None, ir.Value | None, RowScale]
@@ -153,7 +153,7 @@ def _says(node: ir.Node) -> str:
 
 def _price(width: int, target: Target) -> int:
     """Return the cost of a product of this many elements per row, in elements of ``_ROWS``."""
-    return _ROWS * width + OPERATOR_ELEMENTS[target]
+    return _ROWS * width + target.traits.product_elements
 
 
 def _cut(site: NormSite, flow: Flow, first: set[ir.Value], target: Target) -> dict[ir.Value, bool]:

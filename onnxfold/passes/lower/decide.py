@@ -16,7 +16,7 @@ from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import NORMS
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
-from onnxfold.options import Device, Target
+from onnxfold.options import Device
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.quantized import quantize_fusions
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, residual_fusions
@@ -118,7 +118,7 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     sites = NORMS.of(info)
     lowering = TargetLowering(info, settings.target, settings.norm_form)
     cheaper = [site for site in sites if lowering.calls_in_place(site)]
-    if settings.target is Target.KERNELS:
+    if settings.target.traits.calls:
         own = (node for node in info.nodes() if node.domain == DOMAIN)
         called = [node for node in own if node.op_type in SIGNATURES]
         in_float = [site for site in cheaper if site.input.dtype is not ir.DataType.DOUBLE]
@@ -130,7 +130,7 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
             or lowering.setting(site) in kept
             or is_split(site.nodes[-1])
         ]
-    fuses = settings.fuse_residual and settings.target is Target.KERNELS
+    fuses = settings.fuse_residual and settings.target.traits.calls
     respelled = tuple(info.ref(site.output) for site in cheaper)
     return LoweringPlan(respelled, fuses, halve_first=bool(late_halves(info)))
 
@@ -141,7 +141,7 @@ def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:
     changed = bool(plan.respelled)
     if plan.halve_first:
         halve_first(edit, late_halves(ModelInfo(edit.model)))
-        changed |= settings.target is Target.ORT  # a file is not written for these alone
+        changed |= settings.target.traits.contrib  # a file is not written for these alone
     if not plan.fuse_residual:
         return changed
     fusions = residual_fusions(infer(edit.model))  # results of passes have no shapes
@@ -174,7 +174,7 @@ def _fuse_rows(edit: Editor) -> tuple[ModelInfo, bool]:
 
 def join_rms_norms(edit: Editor, settings: Settings) -> bool:
     """Fuse additions with RMSNorms for ONNX Runtime on CUDA; return whether there are any."""
-    on_cuda = settings.target is Target.ORT and settings.device is Device.CUDA
+    on_cuda = settings.target.traits.contrib and settings.device is Device.CUDA
     if not on_cuda or not settings.fuse_residual or settings.convert_to is not None:
         return False
     wide = onnxruntime_version() >= WIDE_STATISTICS_SINCE
@@ -192,7 +192,7 @@ def spell_split_norms(edit: Editor, settings: Settings) -> None:
 
     In the meantime an operator represents them that only ONNX Runtime knows, in ONNX's domain.
     """
-    if settings.target is Target.ORT or not any(map(is_split, all_nodes(edit.model))):
+    if settings.target.traits.contrib or not any(map(is_split, all_nodes(edit.model))):
         return
     info = ModelInfo(edit.model)
     lowering = TargetLowering(info, settings.target, settings.norm_form)

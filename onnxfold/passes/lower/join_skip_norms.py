@@ -20,7 +20,7 @@ from onnxfold.graph.equality import same_tensor
 from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
 from onnxfold.operators.families.cut_parts import cut_of
 from onnxfold.operators.new_nodes import weight_value
-from onnxfold.options import Device, Target
+from onnxfold.options import Device
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, ready
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
@@ -99,9 +99,9 @@ def join_skip_norms(model: ir.Model, original: ir.Model, settings: Settings) -> 
 
 
 def _kinds(settings: Settings) -> Collection[tuple[str, str]]:
-    if settings.target is Target.KERNELS:
+    if settings.target.traits.calls:
         return ()
-    on_cpu = settings.target is Target.ORT and settings.device is Device.CPU
+    on_cpu = settings.target.traits.contrib and settings.device is Device.CPU
     if on_cpu and onnxruntime_version() >= SLOW_SINCE:
         return (_EMBEDDING,)
     return tuple(kind for kind in SPLITTERS if kind[0] == CONTRIB_DOMAIN)

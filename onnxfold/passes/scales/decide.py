@@ -24,7 +24,6 @@ from onnxfold.norms.site import NormForm
 from onnxfold.operators import facets
 from onnxfold.operators.families.weight_roots import EditPlace
 from onnxfold.operators.table import row_of
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of, ref_of
@@ -84,7 +83,7 @@ def decide(info: ModelInfo, settings: Settings) -> ScalesPlan:
         info,
         NORMS.of(info),
         allow_split_bytes=settings.allow_split,
-        scores=settings.target is Target.KERNELS,
+        scores=settings.target.traits.calls,
         without=settings.unproved,
     )
     return ScalesPlan(fusions, _ranges(info, fusions, settings.range_limit), refusals)

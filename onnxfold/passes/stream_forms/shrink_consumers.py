@@ -29,7 +29,6 @@ from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms import shapes
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes, shorten_weight
@@ -38,6 +37,7 @@ from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
 from onnxfold.passes.stream_forms.stream import ResizingWalk
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS, ModelTransfers, Point
+from onnxfold.target import Target
 from onnxfold.weights.edited import unrounded
 from onnxfold.weights.narrow import refuse_narrow
 
@@ -286,7 +286,7 @@ def _shorten_norm(edit: Editor, value: ir.Value, target: Target) -> None:
     node = known_producer(value)
     x = known_operand(node, 0)
     epsilon, new = node.attributes.get_float("epsilon", 0.0), NewNodes(edit.info.opset)
-    if target is Target.KERNELS:
+    if target.traits.calls:
         name = op_name(statistics=Statistics.CRMS, affine=Affine.NONE)
         result = new.add(call(name, [x], epsilon=epsilon))
     else:

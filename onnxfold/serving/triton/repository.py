@@ -23,13 +23,13 @@ from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.options import Target
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving import served_signature
 from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.target import Target
 
 CONFIG = "config.pbtxt"
 _MODEL = "model.onnx"

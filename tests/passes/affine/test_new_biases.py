@@ -10,7 +10,6 @@ import pytest
 
 import onnxfold
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Target
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import BetaCosts, decide_affine
 from onnxfold.passes.base import Settings
@@ -20,6 +19,7 @@ from onnxfold.pipeline import decide_all
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
+from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.passes.affine.affine_graphs import LARGE, Fused, error
 

@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.options import Target
 from onnxfold.passes.centring.plan import Fold
+from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.check.reference import Precision, run
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.soundness.folding import fold, forced
 

@@ -12,11 +12,11 @@ import pytest
 
 from onnxfold import model_io
 from onnxfold.model_io import FileTensor
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
+from onnxfold.target import Target
 from tests.case_files import read, shapes
 from tests.graphs import Array, model, without_shapes
 from tests.soundness.folding import Folded, evaluate, fold, relative_error

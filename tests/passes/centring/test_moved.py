@@ -10,8 +10,9 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.options import Folding, Target
+from onnxfold.options import Folding
 from onnxfold.passes.centring.plan import Fold
+from onnxfold.target import Target
 from tests.graphs import Array, graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 

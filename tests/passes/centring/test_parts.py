@@ -16,12 +16,12 @@ import pytest
 
 from onnxfold.graph import Fiber
 from onnxfold.graph.constants import constant_tensor
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import decide
 from onnxfold.passes.paper_counts import paper_counts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.target import Target
 from tests.graphs import Array, graph, weights
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 

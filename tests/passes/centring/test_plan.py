@@ -9,13 +9,13 @@ import pytest
 
 import onnxfold
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.options import Target
 from onnxfold.passes.centring.plan import Fold, Insertion, WeightCentring
 from onnxfold.passes.paper_counts import PaperCounts, paper_counts
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.refusal import Refusal, RefusalCode
+from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.soundness.folding import fold
 from tests.soundness.random_graphs import random_graph

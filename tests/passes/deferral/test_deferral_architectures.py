@@ -11,11 +11,12 @@ import pytest
 
 from onnxfold import pipeline
 from onnxfold.check.reference import Precision, run
-from onnxfold.options import Defer, Target
+from onnxfold.options import Defer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.folding import Folded, residual_calls
 from onnxfold.pipeline.stage_timer import StageTimer
+from onnxfold.target import Target
 from tests.lanes import some
 from tests.pairs import pairwise
 from tests.passes.deferral.architectures import ARCHITECTURES

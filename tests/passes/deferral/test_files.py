@@ -12,7 +12,7 @@ import pytest
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.lanes import some
 from tests.passes.deferral.architectures import ARCHITECTURES
 from tests.passes.deferral.test_layer_norms import layer_norm_model

@@ -10,9 +10,8 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.options import Defer, Target
-from onnxfold.targets import costs as measured
-from onnxfold.targets.costs import MEASURED_CHEAPER, OPERATOR_ELEMENTS
+from onnxfold.options import Defer
+from onnxfold.target import TRAITS, Target
 from tests.passes.deferral.deferral_graphs import (
     ALL,
     BODIES,
@@ -31,7 +30,7 @@ def test_an_operator_costs_the_elements_that_were_measured() -> None:
     elements = {row["operator"]: int(row["operator_elements"]) for row in rows}
     for target in Target:
         operator = "ScaleRows" if target is Target.KERNELS else "Mul"
-        assert OPERATOR_ELEMENTS[target] == pytest.approx(elements[operator], rel=0.05, abs=0)
+        assert target.traits.product_elements == pytest.approx(elements[operator], rel=0.05, abs=0)
 
 
 def test_auto_is_what_was_measured() -> None:
@@ -43,7 +42,7 @@ def test_auto_is_what_was_measured() -> None:
         medians.setdefault(row["target"], []).append(float(row["ratio"]))
     assert medians
     cheaper = {target for target, all_ in medians.items() if min(all_) >= 0.99 and max(all_) > 1}
-    assert cheaper == {target.value for target in MEASURED_CHEAPER}
+    assert cheaper == {target.value for target in Target if target.traits.defers}
 
 
 def test_off_defers_nothing_and_auto_only_what_is_cheaper() -> None:
@@ -59,7 +58,7 @@ def test_auto_writes_the_bytes_of_off_where_nothing_was_measured_to_be_gained(
     name: str, target: Target
 ) -> None:
     """Of a model that came deferred as well: the norms of such a model are computed in place."""
-    assert target not in MEASURED_CHEAPER
+    assert not target.traits.defers
     model = BODIES[name][0](18)
     deferred = onnxfold.optimize(model, target=target, defer="all", check=0).model
     for given in (model, deferred):
@@ -76,7 +75,7 @@ def _bytes(model: ir.Model, target: Target, way: str) -> bytes:
 def test_auto_defers_with_a_target_that_was_measured_to_gain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measured, "MEASURED_CHEAPER", frozenset({Target.ORT}))
+    monkeypatch.setitem(TRAITS, Target.ORT, replace(TRAITS[Target.ORT], defers=True))
     model = BODIES["a ReLU"][0](18)
     assert _bytes(model, Target.ORT, "auto") == _bytes(model, Target.ORT, "all")
     assert _bytes(model, Target.ONNX, "auto") == _bytes(model, Target.ONNX, "off")

@@ -12,9 +12,9 @@ import pytest
 
 import onnxfold
 from onnxfold.check.reference import Precision, run
-from onnxfold.options import Target
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm
 from onnxfold.passes.deferral.readers import exponent_of
+from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.passes.deferral.architectures import ARCHITECTURES
 from tests.passes.deferral.deferral_graphs import defer, forced, rms_norm

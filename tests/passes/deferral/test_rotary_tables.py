@@ -14,11 +14,10 @@ import onnxfold
 from onnxfold.graph.channels import SCALAR
 from onnxfold.graph.edit import change_constant
 from onnxfold.graph.operands import known_tensor
-from onnxfold.options import Target
 from onnxfold.passes.deferral import apply
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.gamma_tables import GammaTables
-from onnxfold.targets import costs as measured
+from onnxfold.target import TRAITS, Target
 from onnxfold.weights.edited import edited
 from onnxfold.weights.edits import Scale
 from tests.graphs import Array, graph, weights
@@ -123,7 +122,8 @@ def test_cos_and_sin_take_the_scale(case: str) -> None:
 
 def test_what_is_not_turned_takes_the_scale_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of every head: its other half, of queries and keys, by two tables of half a head."""
-    monkeypatch.setitem(measured.OPERATOR_ELEMENTS, Target.ONNX, 1)  # heads of 4 are small
+    cheap = replace(TRAITS[Target.ONNX], product_elements=1)  # heads of 4 are small
+    monkeypatch.setitem(TRAITS, Target.ONNX, cheap)
     model = _model(CACHED, PARTIAL, SIZE // 2, 18)
     found = defer(model)
     (norm,) = found.plan.norms

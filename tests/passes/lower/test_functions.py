@@ -23,8 +23,9 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
-from onnxfold.options import Target, WrittenForm
+from onnxfold.options import WrittenForm
 from onnxfold.pipeline.finalize import define_functions
+from onnxfold.target import Target
 from tests.calls import LEVELS, call_model, random_inputs
 from tests.custom_ops.bounds import allowed
 from tests.oracle import Array, normalised, rounded_sum

@@ -10,11 +10,12 @@ from onnx import numpy_helper
 
 import onnxfold
 from onnxfold.graph.edit import change_constant
-from onnxfold.options import Device, Target
+from onnxfold.options import Device
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower import join_skip_norms as module
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.target import Target
 from onnxfold.targets import sums
 from tests.passes.lower.contrib_models import WIDTH, operators, with_weights
 from tests.recognition.replay import random_feeds

@@ -7,7 +7,7 @@ import pytest
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.operators.functions import MIN_OPSET
-from onnxfold.options import Target
+from onnxfold.target import Target
 from onnxfold.targets.lowering import TargetLowering
 
 

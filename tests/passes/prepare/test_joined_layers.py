@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.options import Target
+from onnxfold.target import Target
 from tests.graphs import Array, graph, weights
 from tests.soundness.folding import evaluate, fold, relative_error
 

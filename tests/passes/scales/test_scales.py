@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxfold.options import Target
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.decide import decide
@@ -15,6 +14,7 @@ from onnxfold.passes.scales.writer import channel_op
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.proofs import prove_scales
 from onnxfold.shapes import infer
+from onnxfold.target import Target
 from tests.case_files import Case, read
 from tests.graphs import Array, graph, weights
 from tests.passes.affine.affine_graphs import error

@@ -10,13 +10,14 @@ import onnx_ir as ir
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.options import Conversion, WrittenForm
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply
 from onnxfold.passes.stream_forms.plan import CompressionPlan, Shortened
 from onnxfold.pipeline.finalize import define_functions, settle_functions
 from onnxfold.pipeline.proofs import of_norms as proves
+from onnxfold.target import Target
 from tests.passes.centred_stream import FEEDS
 from tests.soundness.float64 import evaluate, relative_error
 

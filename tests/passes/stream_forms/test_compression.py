@@ -15,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.options import Conversion, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply
@@ -23,6 +23,7 @@ from onnxfold.passes.stream_forms.plan import Shortened
 from onnxfold.passes.stream_forms.stream import follows
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.shapes import infer
+from onnxfold.target import Target
 from tests.passes.centred_stream import FEEDS, B, C, CentredStream, T, activation, between, halved
 from tests.passes.stream_forms.compressing import (
     PLAN,

@@ -16,13 +16,14 @@ from onnx import numpy_helper
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.options import Conversion, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.decompress import apply, decide
 from onnxfold.passes.stream_forms.plan import CompressionPlan
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.pipeline.proofs import of_norms as proves
+from onnxfold.target import Target
 from tests.passes.centred_stream import FEEDS, C, CentredStream, T, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
 

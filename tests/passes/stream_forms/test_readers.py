@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.options import Conversion, WrittenForm
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.compress import apply as compress
@@ -25,6 +25,7 @@ from onnxfold.passes.stream_forms.plan import ReadersPlan, Shortened
 from onnxfold.passes.stream_forms.shrink_consumers import apply, decide, decide_back
 from onnxfold.pipeline.finalize import define_functions, settle_functions
 from onnxfold.pipeline.proofs import of_readers as prove
+from onnxfold.target import Target
 from tests.passes.centred_stream import FEEDS, C, CentredStream, between
 from tests.soundness.float64 import evaluate, relative_error
 

@@ -13,12 +13,13 @@ import pytest
 import onnxfold
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.options import Conversion, Target, WrittenForm
+from onnxfold.options import Conversion, WrittenForm
 from onnxfold.passes.base import NormsPlan, ProofOutcome, Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.stream_forms.restore import apply
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.pipeline.proofs import of_norms as proves
+from onnxfold.target import Target
 from tests.passes.centred_stream import FEEDS, C, CentredStream, activation, halved
 from tests.soundness.float64 import evaluate, relative_error
 
