@@ -14,8 +14,8 @@ from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.targets.costs import is_wanted
 
 
-def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
-    """Return a working copy of a model whose types and shapes are inferred.
+def prepared_for(model: ir.Model, settings: Settings, *, copy: bool = True) -> Prepared:
+    """Return a working copy of a model whose types and shapes are inferred, or the model as one.
 
     Its opset is raised if the form of norms needs it.
     """
@@ -25,6 +25,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
         compressed=settings.convert_to is not None,
         inferred=True,
         allow_split=settings.allow_split,
+        copy=copy,
     )
     if settings.norm_form is WrittenForm.OP and settings.target is not Target.ORT:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)

@@ -81,6 +81,7 @@ def prepare(
     inferred: bool = False,
     written: bool = False,
     allow_split: int = DEFAULT_SPLIT_BYTES,
+    copy: bool = True,
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
@@ -89,9 +90,10 @@ def prepare(
     model's types and shapes are already inferred, and unchanged parts keep them. ``written``: it is
     the passes' result for a prepared model, with which it is compared constant by constant.
     ``allow_split``: weights that joined layers share with others are stored twice up to this size.
-    Tensors are shared with the original. Raises ModelError for recursive functions.
+    Without ``copy`` the model itself becomes the working copy. Tensors are shared with the
+    original. Raises ModelError for recursive functions.
     """
-    clone = model.clone()
+    clone = model.clone() if copy else model
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
         from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
