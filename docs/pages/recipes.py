@@ -257,10 +257,11 @@ def _impossible(forced: Sequence[Row]) -> str:
         "another input for that reader: its weights A' would have to give A' P h = A h for "
         "all h, so that A 1 = A' P 1 = 0: every row of A would have to sum to 0. Of codes of few "
         "bits (`quantised`), P W is no row of codes.\n\n"
-        "`bloom-560m` has no row: its one norm that is left folds where its table, which the head "
-        "reads too, may be stored twice (*with splitting*, above); in place, the head would "
-        "read another table, as that of `plain-bert`. The norm of `deberta-v2` that is `not_worth` "
-        "its fold reads constants.\n\n"
+        "The table of `bloom-560m` is centred in place here, so that the head, which reads it too, "
+        "reads another; stored twice, its norm folds (*with splitting*, above). The norm of "
+        "`deberta-v2` that is `not_worth` its fold has no row: it reads constants, so that "
+        "a session computes it once, when it is made, and executes 5 of the 6 norms "
+        "(`tests/benchmarks/test_counterexamples.py`).\n\n"
         + table(
             ("recipe", "norms", "code", "for instance", "mean", "outputs", "gamma"),
             [

@@ -52,6 +52,7 @@ class ModelInfo:
         self.graphs = tuple(all_graphs(model))
         self.facts: dict[object, Any] = {}  # onnxfold.graph.model_info
         self._refs: dict[ir.Value, str] | None = None
+        self._by_ref: dict[str, ir.Value] | None = None
         self._dead: frozenset[ir.Node] | None = None
         self._order: dict[ir.Node, int] | None = None
         self._folder, self._wide_folder = (
@@ -89,9 +90,11 @@ class ModelInfo:
         """Return the reference of a node: the reference of its first output that is not omitted."""
         return self.ref(next(output for output in node.outputs if output.name))
 
-    def by_ref(self) -> dict[str, ir.Value]:
+    def by_ref(self) -> Mapping[str, ir.Value]:
         """Return the value of every reference."""
-        return {ref: value for value, ref in self._all_refs().items()}
+        if self._by_ref is None:
+            self._by_ref = {ref: value for value, ref in self._all_refs().items()}
+        return self._by_ref
 
     def _all_refs(self) -> dict[ir.Value, str]:
         if self._refs is None:

@@ -14,8 +14,8 @@ from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.targets.costs import is_wanted
 
 
-def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
-    """Return a working copy of a model whose types and shapes are inferred.
+def prepared_for(model: ir.Model, settings: Settings, *, copy: bool = True) -> Prepared:
+    """Return a working copy of a model whose types and shapes are inferred, or the model as one.
 
     Its opset is raised if the form of norms needs it.
     """
@@ -26,6 +26,7 @@ def prepared_for(model: ir.Model, settings: Settings) -> Prepared:
         inferred=True,
         allow_split=settings.allow_split,
         shared=settings.shared,
+        copy=copy,
     )
     if settings.norm_form is WrittenForm.OP and not settings.target.traits.contrib:
         raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)

@@ -46,7 +46,7 @@ from onnxfold.pipeline.step import LeftOut
 from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection
 from onnxfold.report.stored_twice import stored_twice
-from onnxfold.shapes.claims import Checked, check_claims
+from onnxfold.shapes.claims import Claim, check_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
@@ -94,13 +94,14 @@ class _Attempt:
 
     ``needless``: passes that only prepare others, which found nothing to do. ``shared``: names of
     weights to store in parts from the start, because a pass moved away what reads all of one.
+    ``claims``: shapes that only the model declares.
     """
 
-    known: Checked
     overflowing: frozenset[str] = frozenset()
     left_out: tuple[LeftOut, ...] = ()
     needless: frozenset[str] = frozenset()
     shared: frozenset[str | None] = frozenset()
+    claims: tuple[Claim, ...] = ()
 
 
 def run(
@@ -108,8 +109,7 @@ def run(
 ) -> Result:
     """Run every stage after loading; again without the weights or passes that fail."""
     chosen = _for_basis(chosen)
-    with timer.stage("analyse"):
-        attempt = _Attempt(check_claims(source.model))
+    attempt = _Attempt()
     while True:
         try:
             return _attempt(source, output, chosen, timer, attempt)
@@ -195,7 +195,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
 
 def _decided(source: Source, chosen: Options, attempt: _Attempt) -> Decided:
     settings = _settings(source, chosen, attempt)
-    prepared = prepared_for(attempt.known.model, settings)
+    prepared = prepared_for(check_claims(source.model).model, settings, copy=False)
     return folding.decide_all(prepared, settings, without=_without(chosen, attempt))
 
 
@@ -217,9 +217,13 @@ def _attempt(
         return _planned(source, chosen, timer, attempt)
     settings = _settings(source, chosen, attempt)
     with timer.stage("analyse"):
-        prepared = prepared_for(attempt.known.model, settings)
+        known = check_claims(source.model)
+        attempt = replace(attempt, claims=known.claims)
+        prepared = prepared_for(known.model, settings, copy=False)
     with timer.stage("count"):
-        plain = prepared if prepared.plain else prepare(attempt.known.model, inferred=True)
+        plain = prepared
+        if not prepared.plain:
+            plain = prepare(check_claims(source.model).model, inferred=True, copy=False)
         before = figures(source.model, plain.info)
     folded = folding.fold(
         prepared,
@@ -271,7 +275,8 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     """Decide, and report it."""
     with timer.stage("analyse"):
         settings = _settings(source, chosen, attempt)
-        prepared = prepared_for(attempt.known.model, settings)
+        known = check_claims(source.model)
+        prepared = prepared_for(known.model, settings, copy=False)
         decided = folding.decide_all(prepared, settings, without=_without(chosen, attempt))
     again = _again(attempt, decided.findings, decided.info, changed=decided.differs)
     if again is not None:
@@ -279,7 +284,7 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     report = {
         "inspect": inspection(
             decided.findings,
-            attempt.known.claims,
+            known.claims,
             settings.excluded,
             prepared.unsplit,
             stored_twice(source.model),
@@ -362,7 +367,7 @@ def _report(
     report: dict[str, Any] = {
         "inspect": inspection(
             folded.findings,
-            attempt.known.claims,
+            attempt.claims,
             exclusion(chosen.exclude),
             prepared.unsplit,
             stored_twice(source.model),

@@ -7,6 +7,7 @@ only warn; a claim that goes beyond inference is believed. Both appear in the re
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -89,11 +90,13 @@ def check_claims(model: ir.Model) -> Checked:
     fill_shapes(view)
     for value in _without_shape(told):
         told[value] = declared[value] = None
-    untrue = {value: claim for value, claim in _claims(told) if claim.contradicted}
+    found = dict(_claims(told))
+    untrue = {value: claim for value, claim in found.items() if claim.contradicted}
     _refuse([claim for value, claim in untrue.items() if not value.is_graph_output()])
     for value in untrue:
         told[value] = declared[value] = None
-    believed = sorted((claim for _, claim in _claims(told)), key=lambda c: c.weight, reverse=True)
+    further = (claim for value, claim in found.items() if value not in untrue)
+    believed = sorted(further, key=lambda claim: claim.weight, reverse=True)
     claims = (*untrue.values(), *believed)
     if claims and any(map(_is_open, told.items())):
         for value, shape in declared.items():
@@ -127,9 +130,10 @@ def _name(told: Mapping[ir.Value, Shape | None], names: dict[Dim, Dim]) -> None:
         for made_up, name in zip(found[value] or (), shape or (), strict=False):
             if made_up is not None and is_unnamed(made_up) and isinstance(name, str):
                 names.setdefault(made_up, name)
+    renamed = cache(partial(_renamed, names=names))
     for value, shape in told.items():
         inferred = found[value]
-        named = None if inferred is None else tuple(_renamed(dim, names) for dim in inferred)
+        named = None if inferred is None else tuple(map(renamed, inferred))
         known = named if shape is None else merged(shape, named)
         if known is not None and known != inferred:
             value.shape = ir.Shape(known)

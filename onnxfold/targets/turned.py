@@ -98,6 +98,8 @@ def _is_spelled(statistics: Statistics, opset: int) -> bool:
 
 def _is_moved(info: ModelInfo, operands: list[ir.Value], turned: set[ir.Value]) -> bool:
     """Whether fewer axes are transposed if Transposes are removed from ``operands``, not added."""
+    if turned.isdisjoint(operands):
+        return False
     cost = 0
     for value in operands:
         if info.tensor(value) is None:

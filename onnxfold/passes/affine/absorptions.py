@@ -52,13 +52,12 @@ def absorption(view: ModelInfo, item: ReachedLayer) -> Absorption | Refusal:
         return unfit
     weight = place_of(view, root.value, root.reader, root.channels)
     weight = replace(weight, fixed=root.fixed)
-    whole = all(digit.whole for digit in root.outer.digits)
     disjoint = not set(root.outer.axes) & set(root.channels.axes) or absorbs.bias is not None
-    bias = bias_of(view, node, absorbs, root) if whole and disjoint else None
+    bias = bias_of(view, node, absorbs, root) if disjoint else None
     made = Absorption(
         ref_of(view, item.reader), weight, root.outer, bias, absorbs.factor, start=item.start
     )
-    if bias is not None or not (whole and disjoint) or absorbs.bias is not None:
+    if bias is not None or not disjoint or absorbs.bias is not None:
         return made
     return replace(made, parts=parts_of(view, node.outputs[0], absorbs))
 

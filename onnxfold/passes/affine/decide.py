@@ -153,7 +153,7 @@ def decide_affine(
 
 def _source(view: ModelInfo, site: NormSite, scales: Scales) -> AffineSource | Refusal | None:
     """Return the movable part: gamma unless it is one power of two, beta, a wanted scale."""
-    bare = scale_source(view, site) if scales.wanted(site) else None
+    bare = scale_source(view, site) if site.gamma is None and scales.wanted(site) else None
     source = bare or source_of(view, site)
     if isinstance(source, AffineSource) and not source.channels.size:
         return None

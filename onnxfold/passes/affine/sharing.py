@@ -1,7 +1,7 @@
 """Constants with several readers: changed in place if all agree, otherwise copied or refused."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -93,7 +93,7 @@ def _agreed(value: ir.Value, wanted: _Wanted) -> bool:
 
 
 def _with_copies(
-    fusion: AffineFusion, values: dict[str, ir.Value], wanted: dict[str, _Wanted]
+    fusion: AffineFusion, values: Mapping[str, ir.Value], wanted: dict[str, _Wanted]
 ) -> AffineFusion:
     def settled(place: Place | None) -> Place | None:
         if place is None or not place.value:

@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from onnxfold.graph import FLOATS, Fiber, ModelInfo
+from onnxfold.graph import FLOATS, Fiber, ModelInfo, Shape
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import BareCentring, NormSite
 from onnxfold.passes.centring.network import CentringCut, solve
@@ -191,9 +192,16 @@ class _Prices:
         self._view = view
         self._costs = costs
         self._allow_split_bytes = allow_split_bytes
+        self._of_copies: dict[Point, int | None] = {}
+        self._insertion = cache(self._of_insertion)  # the values of a stream have one shape
 
     def of_copy(self, point: Point, facts: PointFacts) -> int | None:
         """Return the price in picoseconds, or None if no copy may or can be made."""
+        if point not in self._of_copies:
+            self._of_copies[point] = self._of_copy(point, facts)
+        return self._of_copies[point]
+
+    def _of_copy(self, point: Point, facts: PointFacts) -> int | None:
         if facts.constant:
             return self._of_split(point, facts)
         if facts.opaque is not None and facts.opaque.code is RefusalCode.NON_FINITE_WEIGHT:
@@ -207,9 +215,10 @@ class _Prices:
         sizes = dict(enumerate(shape))
         if not all(isinstance(sizes.get(axis), int) for axis in point.fiber.axes):
             return None  # a proof could not follow a size that only a scale reveals
-        size = elements(tuple(sizes[axis] for axis in fiber.axes))
-        beside = work_beside(shape, size, self._of_norms, self._largest)
-        return self._costs.centred(beside)
+        return self._insertion(shape, elements(tuple(sizes[axis] for axis in fiber.axes)))
+
+    def _of_insertion(self, shape: Shape, size: int) -> int:
+        return self._costs.centred(work_beside(shape, size, self._of_norms, self._largest))
 
     def of_centring(self, bare: BareCentring) -> int:
         """Return what a subtraction of a mean takes that the model came with."""
@@ -236,12 +245,12 @@ def _read_cut(
     norms_of: dict[Point, list[str]] = {}
     gain = cost = added = operators = 0
     claimed: set[Point] = set()
-    reasons = Reasons(view, graph, cut, prices.of_copy)
+    reasons = cache(lambda: Reasons(view, graph, cut, prices.of_copy))  # most plans need none
     for demand in demands:
         site = demand.site
         point = Point(site.input, site.fiber)
         if point not in cut.at_hand:
-            refusals.append((view.ref(site.output), reasons.of(point)))
+            refusals.append((view.ref(site.output), reasons().of(point)))
             continue
         gain += demand.gain_ps - demand.spent_ps
         added += demand.spent_ps
@@ -257,7 +266,7 @@ def _read_cut(
             centrings.append(Fold(each.name, view.ref(each.output), writers))
             gain += prices.of_centring(each)
         else:
-            refusals.append((view.ref(each.output), reasons.of(point)))
+            refusals.append((view.ref(each.output), reasons().of(point)))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
     for point, facts in graph.items():

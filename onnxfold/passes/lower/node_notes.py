@@ -22,7 +22,7 @@ def name_sources(model: ir.Model, original: ir.Model) -> None:
             for output in node.outputs:
                 home[output.name or ""] = node.name or output.name or ""
     for node in all_nodes(model):
-        home = homes.get(_note(node), {})
+        home = homes.get(_note(node), {}) if node.metadata_props else {}
         if not home or set(node.metadata_props) == {SOURCE_KEY}:
             continue
         if not any(output.name in home for output in node.outputs):

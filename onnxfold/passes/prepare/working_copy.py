@@ -82,6 +82,7 @@ def prepare(
     written: bool = False,
     allow_split: int = DEFAULT_SPLIT_BYTES,
     shared: Set[str | None] = frozenset(),
+    copy: bool = True,
 ) -> Prepared:
     """Return a copy without foreign functions and without skip forms; ``model`` is not changed.
 
@@ -90,10 +91,11 @@ def prepare(
     model's types and shapes are already inferred, and unchanged parts keep them. ``written``: it is
     the passes' result for a prepared model, with which it is compared constant by constant.
     ``allow_split``: weights that joined layers share with others are stored twice up to this size.
-    ``shared``: names of weights of which the parts are stored beside the whole. Tensors are shared
-    with the original. Raises ModelError for recursive functions.
+    ``shared``: names of weights of which the parts are stored beside the whole. Without ``copy``
+    the model itself becomes the working copy. Tensors are shared with the original. Raises
+    ModelError for recursive functions.
     """
-    clone = model.clone()
+    clone = model.clone() if copy else model
     if clone.ir_version < _OVERRIDABLE_SINCE_IR:
         from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
