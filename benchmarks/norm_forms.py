@@ -1,6 +1,6 @@
 """LayerNorm, RMSNorm and CRMSNorm compared: one model in three forms, in turns.
 
-    python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b gpt3-small] [--rounds 11] [--int8]
+    python -m benchmarks.norm_forms [--models vit-ti vit-s vit-b vit-s32 ..] [--rounds 11] [--int8]
 
 Models are plain torch of the sizes of the second paper's (untrained), exported, and converted with
 `onnxfold convert --to rms` and `--to crms`, the latter with `--change-readers` as well (`short`):
@@ -35,14 +35,16 @@ from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, t
 
 _OPSET = 17
 _WORDS, _POSITIONS = 8192, 512
-_SIDE, _PATCH, _CLASSES = 224, 16, 1000
-# Width, layers, heads; of arXiv 2010.11929 and 2012.12877 (DeiT), and of arXiv 2005.14165.
+_SIDE, _CLASSES = 224, 1000
+# Width, layers, heads; of arXiv 2010.11929, 2012.12877 (DeiT) and 2106.10270, and of 2005.14165.
 _SIZES = {
     "vit-mini": (128, 4, 4),
     "gpt-mini": (256, 4, 4),
     "vit-ti": (192, 12, 3),
     "vit-s": (384, 12, 6),
     "vit-b": (768, 12, 12),
+    "vit-s32": (384, 12, 6),
+    "vit-b32": (768, 12, 12),
     "gpt3-small": (768, 12, 12),
 }
 # Batch and, of text, tokens.
@@ -66,7 +68,8 @@ def exported(name: str, folder: Path) -> Path:
     torch.manual_seed(0)
     module: torch.nn.Module
     if name.startswith("vit"):
-        module = PatchTransformer(shape, side=_SIDE, patch=_PATCH, channels=3, classes=_CLASSES)
+        patch = 32 if name.endswith("32") else 16
+        module = PatchTransformer(shape, side=_SIDE, patch=patch, channels=3, classes=_CLASSES)
         given, axes = torch.randn(2, 3, _SIDE, _SIDE), {0: "batch"}
     else:
         module = TokenTransformer(shape, vocabulary=_WORDS, positions=_POSITIONS)

@@ -33,6 +33,20 @@ def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [*(c for c in candidates if not c.chain), *chosen]
 
 
+def challengers(
+    candidates: Sequence[Candidate], entrants: Sequence[Candidate], seconds: Float64
+) -> list[Candidate]:
+    """Return correct candidates outside the final whose short measurement beats its winner's time.
+
+    The machine was disturbed during one of the two, so only a final with them can tell. Those with
+    which it failed have a reason, and are left out.
+    """
+    least = winner(entrants, seconds).ratio or 0.0
+    right = (c for c in candidates if c.status is Status.RIGHT and c not in entrants)
+    faster = [c for c in right if not c.reason and (c.ratio or 0.0) > least]
+    return sorted(faster, key=lambda candidate: -(candidate.ratio or 0.0))[:_FINALISTS]
+
+
 def note_times(entrants: Sequence[Candidate], seconds: Float64) -> None:
     """Record the final: [entrant, round] seconds, ratios to the first, round by round."""
     for entrant, row in zip(entrants, seconds, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxfold.tuning.candidate import Candidate, Status
-from onnxfold.tuning.ranking import finalists, least_median, note_times, winner
+from onnxfold.tuning.ranking import challengers, finalists, least_median, note_times, winner
 
 _ROUNDS = 41
 
@@ -74,3 +74,14 @@ def test_finalists_are_near_the_fastest_and_one_of_them_needs_no_library() -> No
 def test_nothing_right_leaves_the_input_alone() -> None:
     entrants = [_candidate(), Candidate(("fusions",), Status.FAILED)]
     assert finalists(entrants) == entrants[:1]
+
+
+def test_who_seemed_faster_than_the_winner_of_the_final_challenges_it() -> None:
+    entrants = [_candidate(), _candidate("optimizer")]
+    seconds = _seconds(1.3, 1.0)
+    note_times(entrants, seconds)
+    faster, slower = _candidate("fusions", ratio=1.4), _candidate("slim", ratio=1.2)
+    wrong = Candidate(("script",), Status.WRONG, ratio=9.0)
+    fastest, unknown = _candidate("fold-ort", ratio=1.5), _candidate("int8")
+    everyone = [*entrants, faster, slower, wrong, fastest, unknown]
+    assert challengers(everyone, entrants, seconds) == [fastest, faster]
