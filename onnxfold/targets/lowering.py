@@ -258,6 +258,7 @@ class TargetLowering:
             and self._trailing_axes(site) == 1
             and not _FUSED.issubset(node.op_type for node in site.nodes)
             and site.output not in self._turned
+            and not self._has_operator(Statistics.RMS)
         )
 
     @cached_property

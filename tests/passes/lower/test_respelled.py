@@ -49,6 +49,17 @@ def test_a_session_makes_one_operator_of_a_quotient(given: onnx.ModelProto, tmp_
     assert onnxfold.optimize(result.model).model == result.model
 
 
+@pytest.mark.parametrize("spelling", [DYNAMO, JAX])
+def test_an_operator_of_the_opset_gives_its_gamma_away_at_once(spelling: tuple[str, str]) -> None:
+    """It once kept gamma like a quotient, and a second run moved it."""
+    result = onnxfold.optimize(rms(spelling), norm_form="op")
+    assert operators(result.model) == ["RMSNormalization", "MatMul"]
+    assert not onnxfold.optimize(result.model, norm_form="op", check=None).changed
+    kept = {each.name: numpy_helper.to_array(each) for each in result.model.graph.initializer}
+    (given,) = (each for each in rms(spelling).graph.initializer if each.name == "W")
+    assert not np.array_equal(kept["W"], numpy_helper.to_array(given))
+
+
 def test_no_weight_changes() -> None:
     """The product by gamma has to stay, so that nothing were gained by moving gamma."""
     made = onnxfold.optimize(rms()).model
