@@ -138,6 +138,11 @@ InputsOption = Annotated[
 SeedOption = Annotated[int, Told("Seed of random inputs.")]
 
 
+ProvidersOption = Annotated[
+    tuple[str, ...], Told("ONNX Runtime execution providers; repeat in order.", metavar="NAME")
+]
+
+
 ForceOption = Annotated[
     bool, Told("Allow OUT to replace IN, or a file that onnxfold did not write.")
 ]
@@ -210,9 +215,7 @@ class Options:
     atol: Annotated[float | None, Told("See --rtol.")] = None
     inputs: InputsOption = ()
     seed: SeedOption = 0
-    providers: Annotated[
-        tuple[str, ...], Told("ONNX Runtime execution providers; repeat in order.", metavar="NAME")
-    ] = ()
+    providers: ProvidersOption = ()
     memory: Annotated[
         float | None,
         Told(

@@ -6,7 +6,7 @@ it names by :func:`with_options`, as one mapping of keywords for the Python func
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -29,7 +29,7 @@ FOLDED = (
 # Options on output and destinations, which do not affect the result.
 _ABOUT_OUTPUT = frozenset({"as_json", "force", "output", "quiet", "report", "verbose"})
 _OURS = frozenset({"type", "flag", "off"})  # of what Told says; the rest is Typer's
-_NAMED = inspect.Parameter.KEYWORD_ONLY
+_NAMED, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
 def written_file(name: str) -> Path:
@@ -154,29 +154,30 @@ def _of_flag(flag: str) -> str:
 
 
 def with_options(
-    *names: str, of: type = Options
+    *names: str, of: type = Options, into: str = "chosen"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add options that the class `of` declares to a command; without names, all of them.
 
-    They replace the parameter `chosen` of the command, which gets them as keywords of the Python
+    They replace the parameter ``into`` of the command, which gets them as keywords of the Python
     function. Typer reads the signature, so only that is changed.
     """
-    told, defaults = _told(of), {each.name: each.default for each in fields(of)}
+    told = _told(of)
+    defaults = {e.name: _NONE if e.default is MISSING else e.default for e in fields(of)}
     options = [_Declared(name, defaults[name], *told[name]) for name in names or told]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         own = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command).parameters.values():
-            if parameter.name == "chosen":
+            if parameter.name == into:
                 parameters += (each for option in options for each in option.parameters())
             else:
                 parameters.append(parameter.replace(annotation=own[parameter.name]))
 
         @wraps(command)
         def spread(**given: Any) -> None:
-            chosen = {option.field: option.value(given) for option in options}
-            command(chosen=chosen, **given)
+            given[into] = {option.field: option.value(given) for option in options}
+            command(**given)
 
         _declare(spread, parameters)
         return spread

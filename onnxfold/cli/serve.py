@@ -16,9 +16,9 @@ from onnxfold.cli.options import with_options
 from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError, printable
+from onnxfold.serving.settings import NamedModel, ServeSettings, read_token, tls_files
 
 if TYPE_CHECKING:
-    from onnxfold.serving import ServeSettings
     from onnxfold.serving.host.model import OnnxModel
 
 _NEEDED = ("mlserver", "onnxruntime")
@@ -36,53 +36,6 @@ _Models = Annotated[
         help="ONNX models, each PATH or NAME=PATH; the name is that of the file.",
     ),
 ]
-_Host = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Listen here; 0.0.0.0 for every address.")
-]
-_MaxBatch = Annotated[
-    int,
-    typer.Option(
-        metavar="ROWS", help="Run requests that wait together, up to this; 1 turns it off."
-    ),
-]
-_Delay = Annotated[
-    float,
-    typer.Option(metavar="MS", help="Let a request wait this long for others to join it."),
-]
-_Threads = Annotated[
-    int, typer.Option(metavar="N", help="Threads within an operator; 0: one for each core.")
-]
-_Workers = Annotated[int, typer.Option(metavar="N", help="Runs that go on at once.")]
-_NoOptimize = Annotated[bool, typer.Option("--no-optimize", help="Serve the models as they are.")]
-_Grace = Annotated[
-    float,
-    typer.Option(metavar="SECONDS", help="How long a stop waits for requests under way."),
-]
-_Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535)]
-_MaxRequest = Annotated[
-    int,
-    typer.Option(
-        metavar="BYTES", min=1, help="Refuse larger requests, as sent and as decompressed."
-    ),
-]
-_MaxBuffered = Annotated[
-    int | None,
-    typer.Option(
-        metavar="BYTES",
-        min=1,
-        show_default="4 of the largest requests",
-        help="Bytes of all requests that are held at once; others are refused with 503.",
-    ),
-]
-_HeaderTimeout = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long the head of an HTTP request may take.")
-]
-_BodyTimeout = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS", help="How long its body may take; a second more for each 64 KiB."
-    ),
-]
 _TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -95,26 +48,12 @@ _TlsCert = Annotated[
 _TlsKey = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The key of --tls-cert.")]
 
 
-@with_options("providers")
+@with_options(of=ServeSettings)
 def serve(
     context: typer.Context,
     models: _Models,
     *,
     chosen: dict[str, Any],
-    host: _Host = "127.0.0.1",
-    http_port: _Port = 8080,
-    grpc_port: _Port = 8081,
-    metrics_port: _Port = 8082,
-    max_batch: _MaxBatch = 16,
-    batch_delay_ms: _Delay = 0.0,
-    threads: _Threads = 1,
-    workers: _Workers = 1,
-    no_optimize: _NoOptimize = False,
-    grace: _Grace = 30.0,
-    max_request_bytes: _MaxRequest = 1 << 28,
-    max_buffered: _MaxBuffered = None,
-    header_timeout: _HeaderTimeout = 10.0,
-    body_timeout: _BodyTimeout = 30.0,
     token_file: _TokenFile = None,
     tls_cert: _TlsCert = None,
     tls_key: _TlsKey = None,
@@ -138,27 +77,11 @@ def serve(
     """
     _check_installed()
     go_on_as_usual()
-    from onnxfold.serving import NamedModel, ServeSettings
     from onnxfold.serving.host.server import run
-    from onnxfold.serving.settings import read_token, tls_files
 
     settings = ServeSettings(
         models=tuple(NamedModel.parse(text) for text in models),
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        max_batch=max_batch,
-        batch_delay_ms=batch_delay_ms,
-        threads=threads,
-        workers=workers,
-        optimize=not no_optimize,
-        providers=chosen["providers"],
-        grace_s=grace,
-        max_request_bytes=max_request_bytes,
-        max_buffered=max_buffered,
-        header_timeout_s=header_timeout,
-        body_timeout_s=body_timeout,
+        **chosen,
         token=None if token_file is None else read_token(token_file),
         tls=tls_files(tls_cert, tls_key),
     )
@@ -170,7 +93,7 @@ def serve(
     def started(loaded: Sequence[OnnxModel]) -> None:
         if not quiet:
             for model in loaded:
-                _say(_described(model, max_batch), sys.stdout)
+                _say(_described(model, settings.max_batch), sys.stdout)
             _say(_ready(settings), sys.stdout)
 
     run(settings, log_level=_LOG_LEVELS[context.obj], started=started)

@@ -5,12 +5,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.fleet import check_threads
+from onnxfold.options import ProvidersOption, Told
 
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<path>.+)", re.DOTALL)
 _LINGER_S = 1.0
+_PORT = Told("", metavar="PORT", min=1, max=65535)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -41,31 +44,64 @@ class NamedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """The fields are the options of `onnxfold serve`.
+    """The options of `onnxfold serve`, each declared once with its help.
 
-    ``max_batch`` counts rows; 1 turns batching off. ``workers`` is the number of concurrent runs,
-    ``threads`` the number of threads of one run. ``grace_s`` is how long a stop waits for requests.
-    ``max_request_bytes`` limits a body as received and as decompressed, ``max_buffered`` all bodies
-    at once, by default four of the largest. ``tls`` are the files of the certificate chain and its
-    key.
+    ``tls`` are the files of the certificate chain and its key.
     """
 
     models: tuple[NamedModel, ...]
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    grpc_port: int = 8081
-    metrics_port: int = 8082
-    max_batch: int = 16
-    batch_delay_ms: float = 0.0
-    threads: int = 1
-    workers: int = 1
-    optimize: bool = True
-    providers: tuple[str, ...] = ()
-    grace_s: float = 30.0
-    max_request_bytes: int = 1 << 28
-    max_buffered: int | None = None
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 30.0
+    providers: ProvidersOption = ()
+    host: Annotated[str, Told("Listen here; 0.0.0.0 for every address.", metavar="ADDRESS")] = (
+        "127.0.0.1"
+    )
+    http_port: Annotated[int, _PORT] = 8080
+    grpc_port: Annotated[int, _PORT] = 8081
+    metrics_port: Annotated[int, _PORT] = 8082
+    max_batch: Annotated[
+        int,
+        Told("Run requests that wait together, up to this; 1 turns it off.", metavar="ROWS"),
+    ] = 16
+    batch_delay_ms: Annotated[
+        float, Told("Let a request wait this long for others to join it.", metavar="MS")
+    ] = 0.0
+    threads: Annotated[
+        int, Told("Threads within an operator; 0: one for each core.", metavar="N")
+    ] = 1
+    workers: Annotated[int, Told("Runs that go on at once.", metavar="N")] = 1
+    optimize: Annotated[bool, Told("Serve the models as they are.")] = True
+    grace_s: Annotated[
+        float,
+        Told("How long a stop waits for requests under way.", metavar="SECONDS", flag="--grace"),
+    ] = 30.0
+    max_request_bytes: Annotated[
+        int,
+        Told("Refuse larger requests, as sent and as decompressed.", metavar="BYTES", min=1),
+    ] = 1 << 28
+    max_buffered: Annotated[
+        int | None,
+        Told(
+            "Bytes of all requests that are held at once; others are refused with 503.",
+            metavar="BYTES",
+            min=1,
+            show_default="4 of the largest requests",
+        ),
+    ] = None
+    header_timeout_s: Annotated[
+        float,
+        Told(
+            "How long the head of an HTTP request may take.",
+            metavar="SECONDS",
+            flag="--header-timeout",
+        ),
+    ] = 10.0
+    body_timeout_s: Annotated[
+        float,
+        Told(
+            "How long its body may take; a second more for each 64 KiB.",
+            metavar="SECONDS",
+            flag="--body-timeout",
+        ),
+    ] = 30.0
     token: str | None = None
     tls: tuple[Path, Path] | None = None
 

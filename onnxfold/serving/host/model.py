@@ -33,7 +33,7 @@ from onnxfold.serving.request_statistics import RequestStatistics
 from onnxfold.serving.served_signature import Array, TensorSpec
 from onnxfold.serving.settings import NamedModel, ServeSettings
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.serving.triton.deployment import TritonDevice
 
 VERSION = "1"  # of every model: a file that is loaded again replaces the old one
 _INTERNAL_ERROR, _UNAVAILABLE = 500, 503

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxfold.serving.served_signature import ServedSignature, TensorSpec
-from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.serving.triton.deployment import TritonDevice
 
 # Names of enum values, which protobuf's text has without quotes.
 _ENUMS = frozenset({"data_type", "kind"})

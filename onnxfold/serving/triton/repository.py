@@ -28,7 +28,7 @@ from onnxfold.runtime.library import get_library_path
 from onnxfold.serving import served_signature
 from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.serving.triton.deployment import Deployment, TritonDevice
 from onnxfold.target import Target
 
 CONFIG = "config.pbtxt"
@@ -38,24 +38,6 @@ _MODEL = "model.onnx"
 # folder is gone.
 _STAGING = "~onnxfold-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """Options of the repository; the fields are options of the command line.
-
-    ``in_server`` is the path of the repository where Triton runs; by default it is the same.
-    """
-
-    repository: Path
-    name: str | None = None
-    version: int = 1
-    max_batch: int = 0
-    device: TritonDevice = TritonDevice.CPU
-    threads: int | None = None
-    in_server: str | None = None
-    keep_config: bool = False
-    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

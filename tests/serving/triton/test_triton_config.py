@@ -22,7 +22,7 @@ from onnxfold.serving.served_signature import (
 )
 from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
-from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.serving.triton.deployment import TritonDevice
 
 model_config_pb2 = pytest.importorskip(
     "tritonclient.grpc.model_config_pb2", reason="tritonclient[grpc] is not installed"

@@ -18,7 +18,7 @@ from onnxfold.model_io import staging
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving.triton import repository
-from onnxfold.serving.triton.device import TritonDevice
+from onnxfold.serving.triton.deployment import TritonDevice
 from onnxfold.serving.triton.repository import Deployment, Publication, publish
 from tests.builders import pre_norm_model
 from tests.custom_ops import c_program
