@@ -4,26 +4,14 @@ A decision names a trait, never a target, so that a new target has all of them b
 (docs/adding_a_target.md).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 OPERATOR_PS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The work of an operator: the numbers of elements and rows, and whether sizes are ``fixed``.
-
-    Unknown sizes count as 1, so that elements and rows are per unit of them.
-    """
-
-    elements: int
-    rows: int
-    fixed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Prices:
     """Picoseconds per element of the operators that a plan trades against each other.
 
     ``row``: per row of the tensor to which a vector is added; ``operator``: per additional
@@ -41,38 +29,6 @@ class Costs:
     centring_operators: int = 2
     split: int = 1  # a copied weight costs storage, not time; 1 makes "in place" the first choice
 
-    def saved(self, work: Work) -> int:
-        """Return the savings of a LayerNorm that becomes an RMSNorm, without its beta."""
-        return work.elements * (self.layer_norm - self.rms_norm)
-
-    def added(self, work: Work) -> int:
-        """Return the cost of an Add of a vector."""
-        return work.elements * self.addition + work.rows * self.row + self.more(1, work)
-
-    def kept_apart(self, work: Work) -> int:
-        """Return the savings of an Add and a norm over the slow operator of their fusion."""
-        return work.elements * (self.joined_norm - self.layer_norm - self.addition)
-
-    def uncertain(self, work: Work) -> int:
-        """Return by how much a fold that adds operators may be dearer than the prices say.
-
-        An eighth of the norm: of 256 rows of 768 they say 0.86 of its time, and 0.92 was measured;
-        of 64 rows of 384, 0.98 and 1.00. A session that is longer for less is not faster.
-        """
-        return work.elements * self.layer_norm // 8
-
-    def centred(self, work: Work) -> int:
-        """Return the cost of an inserted centering."""
-        return work.elements * self.centring + self.more(self.centring_operators, work)
-
-    def of_elements(self) -> "Costs":
-        """Return the prices of elements alone, so that decisions are the same at any size."""
-        return replace(self, row=0, operator=0)
-
-    def more(self, operators: int, work: Work) -> int:
-        """Return the cost of operators in addition to their elements, 0 if sizes are unknown."""
-        return operators * self.operator if work.fixed else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Traits:
@@ -87,7 +43,7 @@ class Traits:
     """
 
     purpose: str
-    costs: Costs
+    prices: Prices
     product_elements: int
     calls: bool = False
     contrib: bool = False
@@ -121,19 +77,19 @@ class Target(StrEnum):
 TRAITS = {
     Target.ONNX: Traits(
         purpose="standard operators, for every runtime and tool that takes IN",
-        costs=Costs(layer_norm=340, rms_norm=190, centring=250),
+        prices=Prices(layer_norm=340, rms_norm=190, centring=250),
         product_elements=3_800,
     ),
     Target.ORT: Traits(
         purpose="what is fastest in ONNX Runtime as it is",
-        costs=Costs(layer_norm=340, rms_norm=190, centring=250),
+        prices=Prices(layer_norm=340, rms_norm=190, centring=250),
         product_elements=3_800,
         contrib=True,
     ),
     Target.KERNELS: Traits(
         purpose="functions, for ONNX Runtime with the onnxfold library, which other runtimes may "
         "not take",
-        costs=Costs(
+        prices=Prices(
             layer_norm=130, rms_norm=100, centring=115, adds_beta=False, centring_operators=1
         ),
         product_elements=11_000,

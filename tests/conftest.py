@@ -34,7 +34,8 @@ def _prices_of_elements() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for target, traits in _PRICED.items():
-            patch.setitem(TRAITS, target, replace(traits, costs=traits.costs.of_elements()))
+            prices = replace(traits.prices, row=0, operator=0)
+            patch.setitem(TRAITS, target, replace(traits, prices=prices))
         yield
 
 

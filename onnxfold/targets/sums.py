@@ -17,7 +17,7 @@ from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.options import Device, Options
 from onnxfold.refusal import RefusalCode
 from onnxfold.target import Target
-from onnxfold.targets.costs import work
+from onnxfold.targets.costs import costs_of, work
 from onnxfold.targets.installed import onnxruntime_version
 
 SLOW_SINCE = (1, 30)
@@ -55,7 +55,7 @@ def joined_into(view: ModelInfo, total: ir.Node) -> int:
 
 def saved_apart(view: ModelInfo, additions: Iterable[ir.Node]) -> int:
     """Return the picoseconds saved by additions that a session does not fuse with norms."""
-    costs = Target.ORT.traits.costs
+    costs = costs_of(Target.ORT)
     saved = 0
     for node in additions:
         done = work(view.shape(node.outputs[0]), 1)

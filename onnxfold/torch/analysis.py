@@ -20,7 +20,7 @@ from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
 from onnxfold.streams.model_transfers import ModelTransfers
-from onnxfold.target import Costs
+from onnxfold.targets.costs import Costs
 from onnxfold.torch.exporting import Arguments, exported
 from onnxfold.torch.modules import HandwrittenNorm
 from onnxfold.torch.norm_calls import NormCalls

@@ -15,7 +15,8 @@ from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from onnxfold.streams.model_transfers import ModelTransfers
-from onnxfold.target import Costs, Target
+from onnxfold.target import Target
+from onnxfold.targets.costs import Costs
 from tests.graphs import graph
 from tests.refusal.graphs import CASES
 from tests.refusal.graphs import case as made

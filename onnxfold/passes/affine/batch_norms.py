@@ -29,7 +29,7 @@ from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.refusal import Refusal
-from onnxfold.targets.costs import work
+from onnxfold.targets.costs import costs_of, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _candidate(info: ModelInfo, found: _Found, settings: Settings) -> FusionCand
         if isinstance(made, Refusal) or made.weight.fixed:
             return None
         taken.append(made)
-    always, costs = settings.fuse_affine is FuseAffine.ALWAYS, settings.target.traits.costs
+    always, costs = settings.fuse_affine is FuseAffine.ALWAYS, costs_of(settings.target)
     saving = costs.added(work(info.shape(x), found.s.size))  # at least: it multiplies as well
     shifted = Shifted(x, found.s.size, lambda cost: cost + 1 if always else saving)
     readers = with_new_biases(info, shifted, reached[0], taken, costs.added)

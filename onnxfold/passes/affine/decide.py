@@ -32,7 +32,7 @@ from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings
 from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.target import Work
+from onnxfold.targets.costs import Work
 
 _FIXED = "has a quantized weight, which cannot take gamma; fold before quantizing"
 

@@ -13,8 +13,7 @@ from onnxfold.passes.affine.affine_walk import ReachedLayer
 from onnxfold.passes.affine.plan import Absorption
 from onnxfold.passes.places import Place, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.target import Work
-from onnxfold.targets.costs import elements, work_beside
+from onnxfold.targets.costs import Work, elements, work_beside
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from onnxfold.options import Folding, FuseAffine
 from onnxfold.passes.affine.plan import Absorption
 from onnxfold.passes.base import Settings
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.targets.costs import is_wanted, work
+from onnxfold.targets.costs import costs_of, is_wanted, work
 from onnxfold.targets.norm_settings import NORM_FORMS
 from onnxfold.weights.affine_parts import Weight
 from onnxfold.weights.edited import evaluated
@@ -50,7 +50,7 @@ class Wanted:
     def __init__(self, info: ModelInfo, settings: Settings, folding: Folds):
         self._info, self._settings, self._folding = info, settings, folding
         self._forms = NORM_FORMS.of(info)(settings.target, settings.norm_form)
-        costs = settings.target.traits.costs
+        costs = costs_of(settings.target)
         self.costs = costs.of_elements() if settings.fold is Folding.ALWAYS else costs
         self.always = settings.fuse_affine is FuseAffine.ALWAYS
         self._needed: set[str] = set()

@@ -21,8 +21,7 @@ from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.dataflow import PointFacts, ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import ModelTransfers, Point
-from onnxfold.target import Costs
-from onnxfold.targets.costs import elements, work, work_beside
+from onnxfold.targets.costs import Costs, elements, work, work_beside
 from onnxfold.weights.edited import is_centred_weight
 
 

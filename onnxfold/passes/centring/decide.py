@@ -19,8 +19,7 @@ from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS_OF_PARTS, ModelTransfers
-from onnxfold.target import Costs
-from onnxfold.targets.costs import microseconds, work
+from onnxfold.targets.costs import Costs, costs_of, microseconds, work
 from onnxfold.targets.fusions import refuse_fused, refuse_stripped
 from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
@@ -53,7 +52,7 @@ def worthwhile(
             able.append(site)
         else:
             refused[view.ref(site.output)] = refusal
-    costs = settings.target.traits.costs
+    costs = costs_of(settings.target)
     bare, early = _bare(view, sites, settings)
     refused |= early
     sharing = Counter(value for site in sites for value in site.centred)
