@@ -139,6 +139,13 @@ FORMS = {
     "the same difference twice (old torch)": Form(
         LN, MEAN + "d2 = Sub(x, u)\n" + SPREAD + "n = Div(d2, s)\ny = Mul(n, g)"
     ),
+    "two differences that make the square": Form(
+        LN,
+        MEAN
+        + "d2 = Sub(x, u)\n"
+        + SPREAD.replace("d, d", "d, d2")
+        + "n = Div(d, s)\ny = Mul(n, g)",
+    ),
     "scaled by a number that is one (Paddle)": Form(
         RMS,
         "q = Pow(x, two)\nv0 = ReduceMean<axes=[-1]>(q)\nv1 = Identity(v0)\nv2 = Mul(v1, one)\n"

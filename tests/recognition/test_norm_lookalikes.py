@@ -45,6 +45,21 @@ def test_a_mean_of_other_axes_leaves_an_rms_norm_of_the_difference():
     assert error < FLOAT32_BOUND
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "u2 = ReduceMean<axes=[-2]>(x)\nd2 = Sub(x, u2)\n",
+        "d2 = Sub(u, x)\n",
+        "w = Neg(x)\nu2 = ReduceMean<axes=[-1]>(w)\nd2 = Sub(w, u2)\n",
+        "u2 = ReduceMean<axes=[-1]>(z)\nd2 = Sub(z, u2)\n",
+    ],
+)
+def test_the_product_of_two_differences_that_are_not_equal_is_no_square(other):
+    spread = DEVIATION.replace("Pow(d, two)", "Mul(d, d2)")
+    body = CONSTANTS + CENTRE + other + spread + "y = Div(d, s)"
+    assert not sites_of(model(body, "float[B,3,8] x, float[B,3,8] z"))
+
+
 def test_a_difference_that_is_not_quite_centred_is_only_an_rms_input():
     body = (
         CONSTANTS + "t = ReduceSum<keepdims=1>(x, a)\nninth = Constant<value=float {0.111111}>()\n"

@@ -196,12 +196,14 @@ def variance(s: Spelling, norm: Norm) -> str:
     """Centre the numerator and return the variance, two-pass or from two moments."""
     norm.mean = s.mean(norm.x)
     norm.numerator = s.noise(s.writer.op("Sub", norm.x, norm.mean))
-    way = s.one_of("two pass", "again", "moments")
+    way = s.one_of("two pass", "again", "product", "moments")
     if way == "moments":
         raw = s.writer.op("Sub", s.mean(s.square(norm.x)), s.square(s.mean(norm.x)))
         return s.writer.op("Max", s.writer.constant(0.0), raw) if s.flip() else raw
-    d = s.writer.op("Sub", norm.x, s.mean(norm.x)) if way == "again" else norm.numerator
-    return s.mean(s.square(d))
+    if way == "two pass":
+        return s.mean(s.square(norm.numerator))
+    d = s.writer.op("Sub", norm.x, s.mean(norm.x))
+    return s.mean(s.square(d) if way == "again" else s.both("Mul", norm.numerator, d))
 
 
 @st.composite

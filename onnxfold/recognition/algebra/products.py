@@ -26,7 +26,7 @@ def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
     p, q = node.inputs
     if p is None or q is None:
         return None
-    if algebra.atom(p) is algebra.atom(q):
+    if algebra.atom(p) is algebra.atom(q) or _equal(algebra.form(p), algebra.form(q)):
         return algebra.square(p)
     for value, other in ((p, q), (q, p)):
         form = algebra.form(value)
@@ -45,6 +45,14 @@ def multiply(algebra: Algebra, node: ir.Node) -> Form | None:
             if factor is not None and algebra.form(other) is None:
                 return _scaled(algebra, node, value, form, factor)
     return None
+
+
+def _equal(one: Form | None, other: Form | None) -> bool:
+    """Whether both are the same multiple of x - mean(x), each subtracted by a node of its own."""
+    if not isinstance(one, AffineForm) or not isinstance(other, AffineForm) or one.centred is None:
+        return False
+    parts = ((each.t, each.over, each.centred, each.narrowed) for each in (one, other))
+    return len(set(parts)) == 1
 
 
 def divide(algebra: Algebra, node: ir.Node) -> Form | None:
