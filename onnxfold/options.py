@@ -38,8 +38,6 @@ def member(kind: type[Choice], name: str, what: str) -> Choice:
 
 def target_named(name: str) -> Target:
     """Return the target of a name; raises UsageError for an unknown one."""
-    if name == "portable":
-        raise UsageError("the target 'portable' is called 'kernels' now")
     return member(Target, name, f"target '{name}'")
 
 

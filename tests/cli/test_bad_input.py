@@ -155,12 +155,11 @@ def test_where_a_measurement_cannot_be_written_is_told_before_it_begins(
 
 def test_unknown_options_exit_2(model: Path, cli: Cli) -> None:
     assert cli("optimize", model, "--nonsense") == 2
-    assert cli("optimize", model, "-o", "x", "--target", "tpu") == 2
 
 
-def test_the_old_name_of_a_target_exits_2_with_the_new_one(
+def test_an_unknown_target_exits_2_with_those_that_there_are(
     model: Path, capfd: pytest.CaptureFixture[str], cli: Cli
 ) -> None:
-    assert cli("optimize", model, "-o", "x", "--target", "portable") == 2
+    assert cli("optimize", model, "-o", "x", "--target", "tpu") == 2
     said = capfd.readouterr().err
-    assert said == "onnxfold: the target 'portable' is called 'kernels' now\n"
+    assert said == "onnxfold: there is no target 'tpu'; there are onnx, ort, kernels\n"

@@ -218,8 +218,8 @@ def test_norm_form_layer_folds_nothing_and_moves_gamma(target: str, tmp_path: Pa
 
 
 def test_what_a_target_cannot_have_is_refused() -> None:
-    with pytest.raises(onnxfold.UsageError, match="the target 'portable' is called 'kernels' now"):
-        onnxfold.optimize(pre_norm_model(), target="portable")
+    with pytest.raises(onnxfold.UsageError, match="there is no target 'tpu'; there are onnx, ort"):
+        onnxfold.optimize(pre_norm_model(), target="tpu")
     with pytest.raises(onnxfold.UsageError, match="device='cuda' is for target='ort'"):
         onnxfold.optimize(pre_norm_model(), device="cuda")
 
