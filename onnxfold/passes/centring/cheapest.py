@@ -24,7 +24,6 @@ from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.targets.costs import Costs, elements, work, work_beside
 from onnxfold.weights.edited import is_centred_weight
 
-
 _DEAR = "; an inserted centering would cost more than it saves"
 
 
