@@ -122,12 +122,12 @@ class Findings:
 
 
 class DescribedNorms:
-    """The norms of a described model to which an operator of a later version belongs."""
+    """The norms and centrings of a described model that an operator of a later version is of."""
 
     def __init__(self, info: ModelInfo, found: Description):
         self._info, self._values = info, info.by_ref()
-        norms: dict[str, str] = {row["ref"]: row["ref"] for row in found.norms}
-        self._known = {**found.behind, **norms}
+        rows = (*found.centrings, *found.norms)  # a reason of the former is not one of the latter
+        self._known = {**found.behind, **{row["ref"]: row["ref"] for row in rows}}
         self._merged = found.merged
 
     def of(self, ref: str) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ from onnxfold.graph.array_types import Array
 from onnxfold.graph.operands import is_read_once, only_reader, producer_of
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring
 from onnxfold.norms.second_moments import MOMENTS, Moments
-from onnxfold.norms.site import WITHOUT_AFFINE, NormForm, NormKind, NormSite, mean_subtracted_by
+from onnxfold.norms.site import (
+    WITHOUT_AFFINE,
+    EpsilonMode,
+    NormForm,
+    NormKind,
+    NormSite,
+    mean_subtracted_by,
+)
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
@@ -164,9 +171,13 @@ def find_centrings(info: ModelInfo) -> tuple[BareCentring, ...]:
 
 
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:
-    """Return a LayerNorm extended by the upstream subtraction of its mean, unless shared."""
+    """Return a LayerNorm extended by the upstream subtraction of its mean, unless shared.
+
+    One whose epsilon is outside of the root has no form without its mean, and is left as it is.
+    """
     node = producer_of(site.input)
     plain = site.kind is NormKind.LAYER_NORM and not site.escaping and site.refusal is None
+    plain = plain and (site.form is NormForm.DECOMPOSED or site.epsilon_mode is EpsilonMode.INSIDE)
     if node is None or not plain or not _is_read_within(site):
         return site
     found = subtraction(view, node)

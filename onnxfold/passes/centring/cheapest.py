@@ -24,6 +24,8 @@ from onnxfold.streams.model_transfers import ModelTransfers, Point
 from onnxfold.targets.costs import Costs, elements, work, work_beside
 from onnxfold.weights.edited import is_centred_weight
 
+_DEAR = "; an inserted centering would cost more than it saves"
+
 
 class Reasons:
     """The obstacles of one graph, for all values that are not at hand centred."""
@@ -42,10 +44,11 @@ class Reasons:
         self._seen = _seen(graph)
         self._hopeless = _hopeless(graph, self._seen)
 
-    def of(self, start: Point) -> Refusal:
+    def of(self, start: Point, dear: str = _DEAR) -> Refusal:
         """Return the nearest obstacle to centring a value for free, and whether it moves.
 
         The other readers of a weight that may be stored twice are named only where nothing else is.
+        ``dear``: why it is not centred at a price.
         """
         moved = "; it stays, and does not see that its input moves" if start in self._moved else ""
         obstacle = self._nearest(start, self._split)
@@ -54,8 +57,7 @@ class Reasons:
         if obstacle is None:
             sentence = f"centering its input would cost more than it saves{moved}"
             return Refusal(RefusalCode.NOT_WORTH, sentence, ())
-        dear = "an inserted centering would cost more than it saves"
-        return Refusal(obstacle.code, f"{obstacle.sentence}{needed}{moved}; {dear}", obstacle.nodes)
+        return Refusal(obstacle.code, f"{obstacle.sentence}{needed}{moved}{dear}", obstacle.nodes)
 
     def _nearest(self, start: Point, ends: frozenset[Point]) -> Refusal | None:
         """Return the nearest of what a point follows from and of what sees that it moves.
@@ -265,7 +267,7 @@ def _read_cut(
             centrings.append(Fold(each.name, view.ref(each.output), writers))
             gain += prices.of_centring(each)
         else:
-            refusals.append((view.ref(each.output), reasons().of(point)))
+            refusals.append((view.ref(each.output), reasons().of(point, dear="")))
     weights: list[WeightCentring] = []
     insertions: list[Insertion] = []
     for point, facts in graph.items():

@@ -34,6 +34,7 @@ _READERS = {
     "activation": f"{_CENTRED} y = Tanh(d)",
     "length 2": f"{_CENTRED} y = LpNormalization<axis=-1, p=2>(d)",
     "length 1": f"{_CENTRED} s = ReduceL1<axes=[-1]>(d) y = Div(d, s)",
+    "mean and variance": f"{_CENTRED} y = MeanVarianceNormalization<axes=[1]>(d)",
     "two steps": f"{_CENTRED} q = Abs(d) s = ReduceMax<axes=[-1]>(q) y = Div(d, s)",
     "output": "m = ReduceMean<axes=[-1]>(a) y = Sub(a, m)",
 }

@@ -74,3 +74,11 @@ def test_no_split_is_named_where_it_would_not_be_enough() -> None:
 )
 def test_every_form_has_a_reason(body: str, output: str, code: str) -> None:
     assert _reasons(_model(body))[output]["code"] == code
+
+
+def test_a_mean_that_stays_and_a_norm_after_it_have_a_reason_each() -> None:
+    body = "p = MatMul(u, W) f = Relu(p) m = ReduceMean<axes=[-1]>(f) d = Sub(f, m) "
+    body += "q = MatMul(d, V) h = Sigmoid(q) y = LayerNormalization<axis=-1>(h, g)"
+    reasons = _reasons(_model(body))
+    assert reasons["d"]["sentence"] == "Relu 'Relu->f' is not linear"
+    assert reasons["y"]["nodes"] == ["Sigmoid->h"]
