@@ -137,7 +137,7 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
     that cannot be read or does not fit the model, ModelError for a model that cannot be run or
     lacks norms.
     """
-    from onnxfold.geometry import Measuring, measured
+    from onnxfold.geometry.measurement import Measuring, measured
     from onnxfold.inputs.data import DataOptions
 
     reading = DataOptions(

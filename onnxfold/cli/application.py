@@ -7,37 +7,42 @@ import os
 import sys
 import traceback
 import warnings
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
 from onnxfold import __version__
 from onnxfold.cli import terminal
-from onnxfold.cli.bench import bench
-from onnxfold.cli.checkpoint import checkpoint
-from onnxfold.cli.convert import convert
-from onnxfold.cli.diff import diff
-from onnxfold.cli.explain import explain
 from onnxfold.cli.help import Command, Group
-from onnxfold.cli.inspect import inspect
-from onnxfold.cli.installation import doctor, lib_path
-from onnxfold.cli.measure import measure
-from onnxfold.cli.optimize import optimize
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
-from onnxfold.cli.plot import plot
 from onnxfold.cli.project_file import project_options
-from onnxfold.cli.rotate import rotate
-from onnxfold.cli.serve import serve
 from onnxfold.cli.startup import start_quickly
-from onnxfold.cli.triton import triton
-from onnxfold.cli.tune import tune
-from onnxfold.cli.verify import verify
 from onnxfold.errors import CommandInterruptedError, ModelError, OnnxfoldError, misfit, printable
 from onnxfold.wording import naming_flags
 
 _LONGEST_MESSAGE = 2000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _UNFIT_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS)
+# By name, in the order of the help, where a command is: the parts beside the core bring their own.
+_COMMANDS = {
+    "optimize": "cli.optimize",
+    "tune": "cli.tune",
+    "convert": "cli.convert",
+    "rotate": "cli.rotate",
+    "inspect": "cli.inspect",
+    "explain": "cli.explain",
+    "diff": "cli.diff",
+    "measure": "geometry.measure_commands",
+    "plot": "geometry.measure_commands",
+    "verify": "cli.verify",
+    "bench": "cli.bench",
+    "checkpoint": "checkpoint.checkpoint_commands",
+    "serve": "serving.serve_commands",
+    "triton": "serving.serve_commands",
+    "doctor": "cli.installation",
+    "lib_path": "cli.installation",
+}
 _NO_READER = 141  # 128 + SIGPIPE, as a shell sees from other tools too
 
 app = typer.Typer(
@@ -114,24 +119,8 @@ def _read_project_file(context: typer.Context) -> None:
         terminal.tell(f"options from {where}: {names.replace('_', '-')}", err=True)
 
 
-for _command in (
-    optimize,
-    tune,
-    convert,
-    rotate,
-    inspect,
-    explain,
-    diff,
-    measure,
-    plot,
-    verify,
-    bench,
-    checkpoint,
-    serve,
-    triton,
-    doctor,
-    lib_path,
-):
+for _name, _home in _COMMANDS.items():
+    _command = getattr(import_module(f"onnxfold.{_home}"), _name)
     app.command(cls=Command)(with_verbosity(_command))
 
 

@@ -50,6 +50,9 @@ _ORDER = (
     "keras",
     "serving",
     "cli",
+    "geometry/measure_commands",
+    "checkpoint/checkpoint_commands",
+    "serving/serve_commands",
     "__main__",
 )
 # Parts that are pure mathematics.
