@@ -75,6 +75,7 @@ from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.recognition import find_norms
+from onnxfold.shapes import infer
 from onnxfold.shapes.claims import name_sizes, size_names
 from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
 
@@ -252,7 +253,10 @@ def _again(state: Decided) -> Iterator[str]:
         _CENTRING.name: False,
     }
     unproved = {left.name for left in state.left_out if left.moves}
-    yield from (name for name, due in given.items() if due or name in unproved)
+    names = [name for name, due in given.items() if due or name in unproved]
+    if names:
+        state.info = infer(state.info.model)  # what passes have inserted has no shapes
+    yield from names
 
 
 def _batch_norms(state: Decided) -> int:
