@@ -1,6 +1,7 @@
 """The installed version of ONNX Runtime, without the cost of its import."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ MEASURED: Mapping[Device, tuple[tuple[int, int], tuple[int, int]]] = MappingProx
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 
 
+@cache  # reading it takes as long as planning a norm, and every norm asks
 def onnxruntime_version() -> tuple[int, int]:
     """Return the major and minor version of the installed ONNX Runtime, or the newest measured."""
     for package in _PACKAGES:

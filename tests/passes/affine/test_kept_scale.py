@@ -11,7 +11,13 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
+from onnxfold.graph import ModelInfo
+from onnxfold.model_io.sources import open_source
+from onnxfold.options import Target
 from onnxfold.passes.affine import apply
+from onnxfold.passes.affine.decide import decide
+from onnxfold.passes.base import Settings
+from onnxfold.passes.prepare.working_copy import prepare
 from tests.graphs import Array, graph, weights
 from tests.passes.affine.affine_graphs import error, forced, fuse
 
@@ -212,3 +218,17 @@ def test_a_norm_of_no_elements_keeps_what_it_has(target: str) -> None:
     body = "h = MatMul(x, W) n = LayerNormalization<axis=-1>(h, gamma, beta) y = MatMul(n, V)"
     model = graph(body, "float[B,3] x", "float[B,4] y", constants, opset=17)
     assert not onnxfold.optimize(model, target=target, check=0, fuse_affine="always").changed
+
+
+@pytest.mark.parametrize("gamma", [GAMMA, np.ones(8)], ids=["gamma", "ones"])
+def test_folds_are_planned_for_norms_without_gamma_alone(gamma: Array) -> None:
+    """It takes a plan of all norms to tell whether such a norm needs a scale."""
+    info = prepare(open_source(model(gamma=gamma)).model).info
+    asked: list[frozenset[str]] = []
+
+    def folding(info: ModelInfo, settings: Settings, with_beta: frozenset[str]) -> frozenset[str]:
+        asked.append(with_beta)
+        return frozenset()
+
+    decide(info, Settings(Target.ONNX), folding)
+    assert bool(asked) == bool(np.ptp(gamma) == 0)
