@@ -32,8 +32,6 @@ def diff(
 
     `onnxfold diff model.onnx fast.onnx --nodes` lists every node and weight that differs.
     """
-    from rich.text import Text
-
     from onnxfold import api
     from onnxfold.report import printed
 
@@ -46,4 +44,4 @@ def diff(
         printed.print_figures(console, document, every=context.obj is Verbosity.VERBOSE)
         for row in document.get("changes", ()):
             line = f"{_MARKS[row['change']]} {row['kind']} {row['name']}: {'; '.join(row['what'])}"
-            console.print(Text(line))
+            console.print(line)

@@ -17,8 +17,6 @@ def explain(
     ] = None,
 ) -> None:
     """Explain the code of a refusal, and its remedy. Without CODE, list all."""
-    from rich.text import Text
-
     from onnxfold.report.fitted_tables import print_table
 
     console = terminal.console(context.obj)
@@ -29,7 +27,7 @@ def explain(
         raise UsageError(f"there is no refusal code '{code}'; 'onnxfold explain' lists them all")
     found = EXPLANATIONS[RefusalCode(code)]
     for paragraph in (code, "", found.meaning, "", f"What to do: {found.remedy}"):
-        console.print(Text(paragraph))
+        console.print(paragraph)
 
 
 def _first(code: RefusalCode) -> str:

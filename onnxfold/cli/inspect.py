@@ -31,8 +31,6 @@ def inspect(
     ] = False,
 ) -> None:
     """Show every norm: its kind, and whether it folds or why not. Nothing is changed."""
-    from rich.text import Text
-
     from onnxfold import api
     from onnxfold.report import cautions, printed
 
@@ -43,7 +41,7 @@ def inspect(
     else:
         console = terminal.console(context.obj)
         for row in document.get("nodes", ()):
-            console.print(Text(f"{row['operator']} {row['name']}: {row['what']}"))
+            console.print(f"{row['operator']} {row['name']}: {row['what']}")
         printed.print_norms(console, document, full=context.obj is Verbosity.VERBOSE)
         if context.obj is Verbosity.QUIET:
             terminal.warn(cautions.of_norms(document))

@@ -98,25 +98,6 @@ def _same_file(a: Path, b: Path) -> bool:
     return os.path.realpath(a) == os.path.realpath(b)
 
 
-def check_figures(folder: Path | None, *, force: bool) -> None:
-    """Fail before the work if figures could not be written into a folder at the end.
-
-    Raises ModelError if they cannot be written, UsageError for a figure of the same name that
-    onnxfold did not write, without `force`.
-    """
-    if folder is None:
-        return
-    from onnxfold import model_io
-    from onnxfold.geometry.figures import file_names
-
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ModelError(f"cannot write the figures into '{folder}': it is not a folder")
-    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
-    model_io.check_reports_replaceable((folder / name for name in file_names()), force=force)
-
-
 def is_watched() -> bool:
     """Whether standard error is a terminal, on which bars are drawn."""
     return sys.stderr.isatty()

@@ -1,5 +1,6 @@
 """onnxfold measure and onnxfold plot."""
 
+import os
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from onnxfold.cli.options import (
     written_file,
 )
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.errors import UsageError
+from onnxfold.errors import ModelError, UsageError
 from onnxfold.fleet import models_of
 
 _INTERRUPTED = 130
@@ -106,7 +107,7 @@ def measure(
     from onnxfold.geometry.reports import as_document, write_measurements
 
     terminal.check_reports(report, *sources, data, resume, force=force)
-    terminal.check_figures(plot, force=force)
+    _check_figures(plot, force=force)
     if plot is not None or any(path.suffix == ".html" for path in report or ()):
         from onnxfold.geometry.plots import demand_matplotlib
 
@@ -244,7 +245,7 @@ def plot(
     from onnxfold.geometry.reports import read_measurements, write_measurements
 
     terminal.check_reports(report, *files, force=force)
-    terminal.check_figures(output, force=force)
+    _check_figures(output, force=force)
     if output is None and not report:
         raise UsageError("specify where to write the figures with -o DIR or --report FILE.html")
     demand_matplotlib()
@@ -254,3 +255,22 @@ def plot(
     terminal.console(context.obj).print(
         f"drew {len(reports)} measurement{'s' * (len(reports) > 1)}: {', '.join(written)}"
     )
+
+
+def _check_figures(folder: Path | None, *, force: bool) -> None:
+    """Fail before the work if figures could not be written into a folder at the end.
+
+    Raises ModelError if they cannot be written, UsageError for a figure of the same name that
+    onnxfold did not write, without `force`.
+    """
+    if folder is None:
+        return
+    from onnxfold import model_io
+    from onnxfold.geometry.figures import file_names
+
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ModelError(f"cannot write the figures into '{folder}': it is not a folder")
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ModelError(f"cannot write the figures into '{folder}': no writable folder '{there}'")
+    model_io.check_reports_replaceable((folder / name for name in file_names()), force=force)

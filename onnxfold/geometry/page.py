@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
-from onnxfold.report.frame import framed
+from onnxfold.report.frame import framed, table
 from onnxfold.report.inspection import plain
 
 _MADE_UP = "synthetic inputs, which do not describe real data"
@@ -100,13 +100,12 @@ def _table(report: Mapping[str, Any]) -> str:
     head = ("norm", "kind", "size", "angle to 1 before", "after", "share along 1", "without mean")
     cells = ([escape(cell) for cell in cells] for cells in norm_cells(report))
     rows = "".join(f"<tr><th>{'<td>'.join(row)}</tr>" for row in cells)
-    titles = "".join(f"<th>{title}</th>" for title in head)
+    listed = table(head, rows.replace("±", "&plusmn;"), of=' class="plain"')
     return (
         f"<section><h2>Norms of {escape(_name(report))}</h2><p>Angles are in degrees, mean "
         "&plusmn; standard deviation; the share is that of the squared length. The last "
         "column is the relative error of the normalized vector if its mean were not subtracted.</p>"
-        f'<div class="scroll"><table class="plain"><thead><tr>{titles}</tr></thead><tbody>'
-        f"{rows.replace('±', '&plusmn;')}</tbody></table></div></section>"
+        f"{listed}</section>"
     )
 
 

@@ -59,15 +59,6 @@ def of_result(report: Mapping[str, Any]) -> list[str]:
     return [*of_norms(report["inspect"]), *of_plan(report), *check]
 
 
-def of_deployment(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a model in a repository needs but lacks, and what was not tried."""
-    document = report["triton"]
-    if document["without_kernels"] is not None and report["output"]["functions"]:
-        yield f"no kernels: {document['without_kernels']}"
-    if document["batches_not_tried"] is not None:
-        yield f"batching of requests was not tried: {document['batches_not_tried']}"
-
-
 def named(rows: Sequence[Mapping[str, Any]]) -> str:
     """Name the first of some outputs, and count the others."""
     others = f" and {sentences.counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""

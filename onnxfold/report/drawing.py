@@ -9,20 +9,12 @@ from typing import Any
 
 from onnxfold.report.before_after import KIND_NAMES
 from onnxfold.report.frame import breakable
-from onnxfold.report.sentences import folds
+from onnxfold.report.sentences import BECOMES, folds
 
 FATES = {
     "folded": "folded to RMSNorm",
     "fused": "made one operator",
     "kept": "left as written",
-}
-BECOMES = {
-    "rms": "RMSNorm",
-    "fused_layer_norm": "fused LayerNorm",
-    "layer_norm": "LayerNorm",
-    "crms": "CRMSNorm",
-    "deferred": "deferred",
-    "keep": "as written",
 }
 _NUMBERED = re.compile(r"(.*\.\d+)(?=\.)")
 _MOST_WEIGHTS = 4  # of one step; the row of the norm has all

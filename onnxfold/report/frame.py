@@ -1,6 +1,7 @@
 """The frame of every HTML page: one style, one file, nothing loaded."""
 
 import re
+from collections.abc import Container, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -20,6 +21,16 @@ def framed(title: str, heading: str, verdict: str, body: str, *, script: str | N
         scripts="" if script is None else "; script-src 'unsafe-inline'",
         body=body,
         script="" if script is None else f"<script>\n{_part(script)}</script>",
+    )
+
+
+def table(columns: Sequence[str], rows: str, *, numbers: Container[str] = (), of: str = "") -> str:
+    """Return a table in a box that scrolls; ``numbers`` are aligned right, ``of`` is attributes."""
+    kinds = ((' class="number"' if column in numbers else "", column) for column in columns)
+    headings = "".join(f'<th scope="col"{kind}>{column}</th>' for kind, column in kinds)
+    return (
+        f'<div class="scroll"><table{of}><thead><tr>{headings}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

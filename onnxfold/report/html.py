@@ -15,12 +15,13 @@ from onnxfold.report.before_after import (
     file_rows,
     session_rows,
 )
-from onnxfold.report.drawing import BECOMES, drawing, fate_of
-from onnxfold.report.frame import breakable, framed
+from onnxfold.report.drawing import drawing, fate_of
+from onnxfold.report.frame import breakable, framed, table
 from onnxfold.report.inspection import plain
 from onnxfold.report.sentences import folds
 
 _SESSION = "ONNX Runtime joins operators when it loads a file. This is what it then executes."
+_COLUMNS = ("norm", "kind", "size", "becomes", "weights centered, or why not")
 _TRUTHS = {
     "float64": "a float64 run of the original",
     "onnxruntime": "a run of the original without optimizations",
@@ -144,27 +145,20 @@ def _figure_table(rows: Sequence[FigureRow]) -> str:
         f'<td class="number">{row.after:,}</td><td class="number">{row.change}</td></tr>'
         for row in rows
     )
-    headings = "".join(
-        f'<th scope="col" class="number">{word}</th>' for word in ("before", "after", "change")
-    )
-    return (
-        '<div class="scroll"><table class="narrow"><thead><tr><th scope="col">what</th>'
-        f"{headings}</tr></thead><tbody>{cells}</tbody></table></div>"
-    )
+    numbers = ("before", "after", "change")
+    return table(("what", *numbers), cells, numbers=numbers, of=' class="narrow"')
 
 
 def _norm_table(norms: Sequence[Mapping[str, Any]], measurement: Mapping[str, Any] | None) -> str:
     if not norms:
         return "<section><h2>Norms</h2><p>This model has no norm.</p></section>"
     rows = "".join(_norm_row(index, norm, measurement) for index, norm in enumerate(norms))
+    listed = table(_COLUMNS, rows, numbers=("size",), of=' id="norms" class="cards"')
     return (
         '<section><h2>Norms</h2><p class="filter" hidden><label>Filter '
         '<input id="filter" type="search" placeholder="name, weight or reason"></label> '
         '<output id="shown" for="filter"></output></p>'
-        '<div class="scroll"><table id="norms" class="cards"><thead><tr><th scope="col">norm</th>'
-        '<th scope="col">kind</th><th scope="col" class="number">size</th>'
-        '<th scope="col">becomes</th><th scope="col">weights centered, or why not</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{_measured_over(measurement)}</section>"
+        f"{listed}{_measured_over(measurement)}</section>"
     )
 
 
@@ -185,7 +179,7 @@ def _norm_row(index: int, norm: Mapping[str, Any], measurement: Mapping[str, Any
     return (
         f'<tr id="norm-{index}"><th scope="row"><code>{breakable(norm["name"])}</code></th>'
         f'<td>{escape(kind)}</td><td class="number">{norm["size"]}</td>'
-        f'<td><span class="badge {fate}">{escape(BECOMES[norm["action"]])}</span></td>'
+        f'<td><span class="badge {fate}">{escape(sentences.BECOMES[norm["action"]])}</span></td>'
         f"<td>{_because(norm)}{_affine(norm)}{_rounding(norm)}"
         f"{_measured(norm, measurement)}</td></tr>"
     )
@@ -299,14 +293,10 @@ def _errors(outputs: Sequence[Mapping[str, Any]]) -> str:
         f"<td>{_passed(row['passed'])}</td></tr>"
         for row in outputs
     )
-    headings = ("largest error", "rms error", "rms error of the original", "ratio")
-    cells = "".join(f'<th scope="col" class="number">{heading}</th>' for heading in headings)
-    return (
-        f"<details><summary>{sentences.counted(len(outputs), 'output')}</summary>"
-        '<div class="scroll"><table><thead><tr><th scope="col">output</th><th scope="col">type</th>'
-        f'{cells}<th scope="col">verdict</th></tr></thead><tbody>{rows}</tbody></table></div>'
-        "</details>"
-    )
+    numbers = ("largest error", "rms error", "rms error of the original", "ratio")
+    errors = table(("output", "type", *numbers, "verdict"), rows, numbers=numbers)
+    count = sentences.counted(len(outputs), "output")
+    return f"<details><summary>{count}</summary>{errors}</details>"
 
 
 def in_pieces(verification: Mapping[str, Any]) -> str:
@@ -354,5 +344,5 @@ def _timing(seconds: Mapping[str, float]) -> str:
         f'<td><meter max="{longest:.6f}" value="{spent:.6f}" aria-hidden="true"></meter></td></tr>'
         for stage, spent in seconds.items()
     )
-    table = f'<table class="narrow"><tbody>{rows}</tbody></table>'
-    return f'<section id="time"><h2>Time</h2>{table}</section>'
+    listed = f'<table class="narrow"><tbody>{rows}</tbody></table>'
+    return f'<section id="time"><h2>Time</h2>{listed}</section>'

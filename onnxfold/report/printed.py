@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxfold.model_io import shown_path
 from onnxfold.report import cautions, sentences
 from onnxfold.report.before_after import figure_notes, figure_rows
 from onnxfold.report.cautions import digits, named
@@ -16,14 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NORM_HEADINGS = ("norm", "is", "becomes", "weights centered, or why not")
-_BECOMES = {
-    "rms": "RMSNorm",
-    "fused_layer_norm": "one LayerNorm",
-    "layer_norm": "LayerNorm",
-    "crms": "CRMSNorm",
-    "deferred": "deferred",
-    "keep": "-",
-}
+_BECOMES = sentences.BECOMES | {"fused_layer_norm": "one LayerNorm", "keep": "-"}
 
 
 def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = False) -> None:
@@ -31,21 +23,19 @@ def print_norms(console: Console, document: Mapping[str, Any], *, full: bool = F
 
     Names are shortened to the width of a terminal unless the table is ``full``.
     """
-    from rich.text import Text
-
     print_cautions(console, cautions.of_norms(document))
     for refusal in document.get("unsplit", ()):
-        console.print(Text(f"note: {refusal['sentence']}"))
+        console.print(f"note: {refusal['sentence']}")
     if not document["norms"]:
         console.print(sentences.NOTHING)
         for line in sentences.centrings(document.get("centrings", ())):
-            console.print(Text(line))
+            console.print(line)
         return
     print_norm_table(console, document, full=full)
     total, *others = norm_lines(document)
-    console.print(Text(total, style="bold"))
+    console.print(total, style="bold")
     for line in others:
-        console.print(Text(line))
+        console.print(line)
 
 
 def print_norm_table(console: Console, document: Mapping[str, Any], *, full: bool) -> None:
@@ -85,8 +75,6 @@ def print_figures(
     console: Console, document: Mapping[str, Any], *, every: bool, price: str | None = None
 ) -> None:
     """Print the table of before and after; with unchanged rows if ``every`` is true."""
-    from rich.text import Text
-
     rows = [
         (row.label, f"{row.before:,}", f"{row.after:,}", row.change)
         for row in figure_rows(document, every=every)
@@ -95,15 +83,13 @@ def print_figures(
     if rows:
         print_table(console, ("",), rows, ("before", "after", "change"), names=(0,), full=every)
         for note in (*figure_notes(document), *([] if price is None else [price])):
-            console.print(Text(note))
+            console.print(note)
     else:
         console.print("the same operators, parameters and costs of norms")
 
 
 def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print one row per output and the verdict."""
-    from rich.text import Text
-
     numbers = ("max_abs_error", "rms_error", "original_rms_error", "noise_ratio")
     headings = ("output", "max error", "rms error", "rms of the original", "ratio")
     rows = [
@@ -112,18 +98,16 @@ def print_verification(console: Console, document: Mapping[str, Any]) -> None:
     ]
     print_table(console, headings, rows, names=(0,))
     for note in check_limits(document):
-        console.print(Text(note))
+        console.print(note)
     print_cautions(console, cautions.of_check(document))
     verdict = "the same function" if document["passed"] else "NOT the same function"
     style = "bold green" if document["passed"] else "bold red"
-    console.print(Text(f"{verdict}: {checked(document)}", style=style))
+    console.print(f"{verdict}: {checked(document)}", style=style)
     _print_remarks(console, document)
 
 
 def print_budget_verification(console: Console, document: Mapping[str, Any]) -> None:
     """Print the errors of each output with their limits, and the verdict."""
-    from rich.text import Text
-
     rows: list[tuple[str, ...]] = []
     for output in document["outputs"]:
         for metric, worst in output["worst"].items():
@@ -143,20 +127,18 @@ def print_budget_verification(console: Console, document: Mapping[str, Any]) -> 
     verdict = "within the budget" if passed else f"NOT within the budget: {document['sentence']}"
     samples = sentences.counted(document["samples"], "sample")
     where = f"{samples} against {_TRUTHS[document['method']]}, {document['runtime']}"
-    console.print(Text(f"{verdict} ({where})", style="bold green" if passed else "bold red"))
+    console.print(f"{verdict} ({where})", style="bold green" if passed else "bold red")
     _print_remarks(console, document)
 
 
 def _print_remarks(console: Console, document: Mapping[str, Any]) -> None:
     """Print where the models ran, the nodes at fault, and known traps."""
-    from rich.text import Text
-
     for one in document.get("blame", ()):
-        console.print(Text(f"to blame: {sentences.blamed(one)}"))
+        console.print(f"to blame: {sentences.blamed(one)}")
     for note in document.get("notes", ()):
-        console.print(Text(f"note: {note}"))
+        console.print(f"note: {note}")
     if document.get("data"):
-        console.print(Text(f"data: {document['data']}"))
+        console.print(f"data: {document['data']}")
 
 
 _TRUTHS = {"float64": "a float64 run", "onnxruntime": "an unoptimized run of the original"}
@@ -197,22 +179,5 @@ def check_limits(document: Mapping[str, Any]) -> list[str]:
 
 def print_cautions(console: Console, told: Iterable[str]) -> None:
     """Print what must be printed even in quiet mode."""
-    from rich.text import Text
-
     for sentence in told:
-        console.print(Text(sentence), style="yellow")
-
-
-def print_triton(console: Console, report: Mapping[str, Any]) -> None:
-    """Print what happened to the model repository, after the result of optimize."""
-    from rich.text import Text
-
-    document = report["triton"]
-    for path in document["files"]:
-        if path != report["output"]["path"]:
-            console.print(Text(f"wrote {shown_path(path)}"), soft_wrap=True)
-    if not report["output"]["functions"]:
-        console.print(Text(f"no kernels: {document['without_kernels']}"))
-    print_cautions(console, cautions.of_deployment(report))
-    command = f"tritonserver --model-repository={document['server_repository']}"
-    console.print(Text(f"serve it with: {command}"), soft_wrap=True)
+        console.print(sentence, style="yellow")

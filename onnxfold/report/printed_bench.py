@@ -16,12 +16,10 @@ _QUIET = "stop other programs, give --threads a core each, or try --rounds 200"
 
 def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
     """Print the models by letter, one row per model and kernel choice, and the conclusions."""
-    from rich.text import Text
-
     measured: Sequence[Mapping[str, Any]] = document["measurements"]
     letters = _letters(measured)
     for model, letter in letters.items():
-        console.print(Text(f"{letter}: {model}"), soft_wrap=True)
+        console.print(f"{letter}: {model}", soft_wrap=True)
     rows = [
         (
             letters[row["model"]],
@@ -36,17 +34,15 @@ def print_benchmark(console: Console, document: Mapping[str, Any]) -> None:
     headings = ("ms", "20% to 80%", "times as fast", "20% to 80%")
     print_table(console, ("", "kernels"), rows, headings)
     for row in measured[1:]:
-        console.print(Text(_verdict(row, measured[0], letters), style="bold"))
+        console.print(_verdict(row, measured[0], letters), style="bold")
     for row in measured:
         spent = ", ".join(f"{name} {ms:.3f}" for name, ms in row["operators"].items())
-        console.print(Text(f"slowest operators of {_named(row, letters)}: {spent} ms"))
+        console.print(f"slowest operators of {_named(row, letters)}: {spent} ms")
     shapes = ", ".join(f"{name} {shape}" for name, shape in document["inputs"].items())
     threads = f"{document['threads']} thread{'' if document['threads'] == 1 else 's'}"
     console.print(
-        Text(
-            f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
-            f"{threads}, {document['rounds']} rounds in turns, {shapes}"
-        )
+        f"onnxruntime {document['onnxruntime']}, {', '.join(document['providers'])}, "
+        f"{threads}, {document['rounds']} rounds in turns, {shapes}"
     )
 
 

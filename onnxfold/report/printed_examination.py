@@ -38,9 +38,9 @@ def print_examination(console: Console, document: Mapping[str, Any]) -> None:
     rows = [(Text(name, "bold"), fact) for name, fact in facts.items()]
     print_table(console, ("", ""), rows, names=(1,), full=True)
     for problem in document["problems"]:
-        console.print(Text(f"problem: {problem}", style="bold red"))
+        console.print(f"problem: {problem}", style="bold red")
     if document["healthy"]:
-        console.print(Text("healthy: everything that is installed works", style="bold green"))
+        console.print("healthy: everything that is installed works", style="bold green")
 
 
 def _cuda_line(found: Mapping[str, Any]) -> str:

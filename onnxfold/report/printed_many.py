@@ -17,8 +17,6 @@ _NONE = "-"
 
 def print_many(console: Console, rows: Sequence[FleetRow], *, full: bool, dry_run: bool) -> None:
     """Print a row for each model, the reasons of failures, and the totals."""
-    from rich.text import Text
-
     results = [_result(row, dry_run=dry_run) for row in rows]
     cells = [
         (row.model, *_counts(row.found.get("report", {})), _styled(result))
@@ -28,9 +26,9 @@ def print_many(console: Console, rows: Sequence[FleetRow], *, full: bool, dry_ru
     print_table(console, headings, cells, names=(0,), full=full)
     for row in rows:
         if row.failure is not None:
-            console.print(Text(f"failed: {row.failure}"), style="red")
+            console.print(f"failed: {row.failure}", style="red")
         for warning in row.found.get("warnings", ()):
-            console.print(Text(f"{row.model}: {warning}"), style="yellow")
+            console.print(f"{row.model}: {warning}", style="yellow")
     counted = ", ".join(f"{number} {result}" for result, number in Counter(results).items())
     console.print(f"{len(rows)} model{'s' * (len(rows) != 1)}: {counted}")
 

@@ -100,13 +100,12 @@ def _height(console: Console, lines: Sequence[_Line]) -> int:
 
 
 def _print(console: Console, line: _Line) -> None:
-    from rich.text import Text
 
     if line.words:
         for part in line.lines(console.width):
-            console.print(Text(part), style=line.style, soft_wrap=True)
+            console.print(part, style=line.style, soft_wrap=True)
     else:
-        console.print(Text(line.text), style=line.style)
+        console.print(line.text, style=line.style)
 
 
 def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:

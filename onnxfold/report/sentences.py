@@ -7,6 +7,14 @@ from typing import Any
 
 NOTHING = "no norms: nothing to fold"
 SPELLED = "the six of an RMSNorm become one in a session"
+BECOMES = {
+    "rms": "RMSNorm",
+    "fused_layer_norm": "fused LayerNorm",
+    "layer_norm": "LayerNorm",
+    "crms": "CRMSNorm",
+    "deferred": "deferred",
+    "keep": "as written",
+}
 _NO_MEAN = frozenset({"already_rms", "not_centred_norm"})
 _KINDS_WITHOUT_MEAN = {"rms_norm": "RMSNorm", "l2_norm": "L2 norm", "dyt": "DyT"}
 
@@ -220,14 +228,21 @@ def _scale_went(deferral: Mapping[str, Any]) -> str:
 
 def tallied(norms: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each refusal code: the number of norms, and the sentence of the first."""
-    counts: Counter[str] = Counter()
-    first: dict[str, str] = {}
-    for row in norms:
-        reason = row["reason"] or row.get("readers_reason")
-        if reason and not without_mean(row):
-            counts[reason["code"]] += 1
-            first.setdefault(reason["code"], _of_norm(reason, row))
-    return [_of_code(_stay(n, "norm"), code, first[code]) for code, n in counts.most_common()]
+    reasons = ((row["reason"] or row.get("readers_reason"), row) for row in norms)
+    return _by_code(
+        "norm",
+        [
+            (why["code"], _of_norm(why, row))
+            for why, row in reasons
+            if why and not without_mean(row)
+        ],
+    )
+
+
+def _by_code(thing: str, stay: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line for each code of things that stay: their number, and the first sentence."""
+    counts, first = Counter(code for code, _ in stay), dict(reversed(stay))
+    return [_of_code(_stay(n, thing), code, first[code]) for code, n in counts.most_common()]
 
 
 def _of_code(head: str, code: str, sentence: str) -> str:
@@ -276,11 +291,8 @@ def centrings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     verb = "moves" if len(rows) == 1 else "move"
     of = counted(len(rows), "mean")
     total = f"{gone} of {of} subtracted outside of norms {verb} into the weights"
-    left = [row for row in rows if row["reason"]]
-    counts = Counter(row["reason"]["code"] for row in left)
-    first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(left)}
-    stay = (_of_code(_stay(n, "mean"), code, first[code]) for code, n in counts.most_common())
-    return [total, *stay]
+    left = [row["reason"] for row in rows if row["reason"]]
+    return [total, *_by_code("mean", [(why["code"], why["sentence"]) for why in left])]
 
 
 def by_paper(summary: Mapping[str, Any]) -> str | None:
@@ -337,11 +349,8 @@ def staying(norms: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def scales_staying(kept: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line for each reason why scales stay that a linear layer could absorb."""
-    counts = Counter(row["reason"]["code"] for row in kept)
-    first = {row["reason"]["code"]: row["reason"]["sentence"] for row in reversed(kept)}
-    return [
-        _of_code(_stay(count, "scale"), code, first[code]) for code, count in counts.most_common()
-    ]
+    reasons = (row["reason"] for row in kept)
+    return _by_code("scale", [(why["code"], why["sentence"]) for why in reasons])
 
 
 def twice(rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -21,6 +21,8 @@ from onnxfold.serving.settings import NamedModel, ServeSettings, read_token, tls
 from onnxfold.serving.triton.deployment import Deployment
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from onnxfold.serving.host.model import OnnxModel
 
 _NEEDED = ("mlserver", "onnxruntime")
@@ -157,7 +159,6 @@ def triton(
     `onnxfold triton model.onnx --repository models --repository-in-server /models`
     for a server that has DIR mounted at /models.
     """
-    from onnxfold.report import cautions, printed
     from onnxfold.serving.triton.repository import publish
 
     verbosity: Verbosity = context.obj
@@ -165,6 +166,31 @@ def triton(
     with terminal.progress(verbosity, model, deployment["repository"]) as progress:
         published = publish(model, Deployment(**deployment), progress=progress, **chosen)
     terminal.tell_result(published.report, report, verbosity, as_json=False, source=model)
-    printed.print_triton(terminal.console(verbosity), published.report)
+    _print_deployment(terminal.console(verbosity), published.report)
     if verbosity is Verbosity.QUIET:
-        terminal.warn(cautions.of_deployment(published.report))
+        terminal.warn(_cautions(published.report))
+
+
+def _print_deployment(console: Console, report: Mapping[str, Any]) -> None:
+    """Print what happened to the model repository, after the result of optimize."""
+    from onnxfold.model_io import shown_path
+    from onnxfold.report.printed import print_cautions
+
+    document = report["triton"]
+    for path in document["files"]:
+        if path != report["output"]["path"]:
+            console.print(f"wrote {shown_path(path)}", soft_wrap=True)
+    if not report["output"]["functions"]:
+        console.print(f"no kernels: {document['without_kernels']}")
+    print_cautions(console, _cautions(report))
+    command = f"tritonserver --model-repository={document['server_repository']}"
+    console.print(f"serve it with: {command}", soft_wrap=True)
+
+
+def _cautions(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a model in a repository needs but lacks, and what was not tried."""
+    document = report["triton"]
+    if document["without_kernels"] is not None and report["output"]["functions"]:
+        yield f"no kernels: {document['without_kernels']}"
+    if document["batches_not_tried"] is not None:
+        yield f"batching of requests was not tried: {document['batches_not_tried']}"

@@ -125,7 +125,7 @@ def why_not_batched(signature: ServedSignature) -> str | None:
 
     Every input and output needs a free first dimension, and it must be the same one: with equal
     names if the inputs name it, not used as another dimension, and in no output a dimension that an
-    input has elsewhere. That is necessary; :func:`onnxfold.check.batch_independence.why_rows_mix`
+    input has elsewhere. That is necessary; :func:`onnxfold.serving.batch_independence.why_rows_mix`
     tries the rest.
     """
     inputs = signature.without_optional().inputs

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import PurePath
 from typing import Any
 
-from onnxfold.report.frame import framed
+from onnxfold.report.frame import framed, table
 from onnxfold.tuning.tune_table import shown_error, shown_number, shown_ratio
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 760, 340, 64, 48, 16
@@ -80,11 +80,7 @@ def _ordered(candidates: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 
 def _table(rows: Sequence[Mapping[str, Any]], winner: str | None) -> str:
     cells = "\n".join(_row(number, row, winner) for number, row in enumerate(rows, 1))
-    titles = "".join(f"<th{' class=number' * (name in _NUMBERS)}>{name}</th>" for name in _COLUMNS)
-    return (
-        '<div class="scroll"><table id="candidates" class="cards"><thead><tr>'
-        f"{titles}</tr></thead><tbody>{cells}</tbody></table></div>"
-    )
+    return table(_COLUMNS, cells, numbers=_NUMBERS, of=' id="candidates" class="cards"')
 
 
 def _row(number: int, row: Mapping[str, Any], winner: str | None) -> str:

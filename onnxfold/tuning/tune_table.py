@@ -51,17 +51,17 @@ def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bo
         ))  # fmt: skip
     print_table(console, ("chain",), rows, ("nodes", "error", "ms", "times as fast"))
     if right:
-        console.print(Text(_LEGEND))
+        console.print(_LEGEND)
     for row in candidates:
         if row["status"] in ("wrong", "failed"):
-            console.print(Text(f"{row['status']}: {row['name']}: {row['reason']}"), soft_wrap=False)
+            console.print(f"{row['status']}: {row['name']}: {row['reason']}", soft_wrap=False)
         elif verbose and row["status"] in _SUMMED:
-            console.print(Text(f"{row['status']}: {row['name']}: {row['reason'] or ''}"))
+            console.print(f"{row['status']}: {row['name']}: {row['reason'] or ''}")
     counts = Counter(row["status"] for row in candidates)
     for status, words in _SUMMED.items():
         if counts[status] and not verbose:
             named = [row["name"] for row in candidates if row["status"] == status != "same"]
-            console.print(Text(f"{counts[status]} {words}{': ' * bool(named)}{'; '.join(named)}"))
+            console.print(f"{counts[status]} {words}{': ' * bool(named)}{'; '.join(named)}")
     if not report["timed"]:
         console.print(
             "no GPU here, so nothing was timed: the order of chains decides, as measured on an H200"
@@ -77,14 +77,14 @@ def print_conclusion(
     place = shown_path(output)
     if not report["commands"]:
         cut = any(row["status"] == "skipped" for row in report["candidates"])
-        console.print(Text(f"wrote {place}: {_CUT_OFF if cut else _AS_IT_IS}"))
+        console.print(f"wrote {place}: {_CUT_OFF if cut else _AS_IT_IS}")
         return
-    console.print(Text(f"wrote {place}: {report['winner']}"))
+    console.print(f"wrote {place}: {report['winner']}")
     files = f"{shlex.quote(str(source))} {shlex.quote(place)}"
     again = [each.replace("tune IN OUT", f"tune {files}") for each in report["commands"]]
     for label, command in (("next", f"onnxfold bench {files}"), *(("again", one) for one in again)):
         for line in lines_of(_WORD.findall(f"{label}: {command}"), console.width, " \\"):
-            console.print(Text(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 def shown_error(errors: Mapping[str, float]) -> str:

@@ -19,13 +19,13 @@ from typing import Any
 
 from onnxfold import model_io
 from onnxfold.api import optimize
-from onnxfold.check.batch_independence import two_rows, why_rows_mix
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError
 from onnxfold.inputs import InputSpec
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.runtime.library import get_library_path
 from onnxfold.serving import served_signature
+from onnxfold.serving.batch_independence import two_rows, why_rows_mix
 from onnxfold.serving.session import open_session
 from onnxfold.serving.triton.config import ModelConfig
 from onnxfold.serving.triton.deployment import Deployment, TritonDevice
