@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.edit import Editor, add_last, set_outputs
 from onnxfold.norms import EpsilonMode, NormKind, NormSite
+from onnxfold.norms.completed import reported_kind
 from onnxfold.recognition import find_norms
 
 COLUMNS = ("sum", "along_a", "along_b", "sum_of_squares")
@@ -82,15 +83,17 @@ def instrument(info: ModelInfo, seed: int) -> Instrumented:
             for side, value in values
         ]
         outputs += built
-        norms.append(_measured(site, layout, (str(built[0].name), str(built[1].name))))
+        norms.append(_measured(info, site, layout, (str(built[0].name), str(built[1].name))))
     set_outputs(edit.model.graph, outputs)
     return Instrumented(edit.model, tuple(norms), tuple(refused))
 
 
-def _measured(site: NormSite, layout: "_RowLayout", outputs: tuple[str, str]) -> MeasuredNorm:
+def _measured(
+    info: ModelInfo, site: NormSite, layout: "_RowLayout", outputs: tuple[str, str]
+) -> MeasuredNorm:
     return MeasuredNorm(
         name=site.name,
-        kind=site.kind.value,
+        kind=reported_kind(info, site),
         size=site.size,
         subtracts_mean=site.subtracts_mean,
         epsilon=site.epsilon,

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.array_types import HALVES
 from onnxfold.norms import BareCentring, NormSite
+from onnxfold.norms.completed import reported_kind
 from onnxfold.operators import facets
 from onnxfold.operators.families.cut_parts import element_readers
 from onnxfold.operators.table import row_of
@@ -223,7 +224,7 @@ def _row(info: ModelInfo, site: NormSite, stream: int) -> dict[str, Any]:
         "ref": info.ref(site.output),
         "name": site.name,
         "module": _module(parts),
-        "kind": site.kind.value,
+        "kind": reported_kind(info, site),
         "form": site.form.value,
         "stream": stream,
         "input": site.input.name,

@@ -14,6 +14,7 @@ from onnxfold.graph import ModelInfo, operator
 from onnxfold.graph.dims import Shape, extent
 from onnxfold.graph.traversal import declared_shape
 from onnxfold.norms import NormKind, NormSite
+from onnxfold.norms.completed import reported_kind
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
@@ -124,7 +125,7 @@ def figures(model: ir.Model, info: ModelInfo | None = None) -> Figures:
         nodes=operators.total(),
         parameters=sum(prod(tensor.shape.numpy()) for tensor in tensors),
         weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        norms=dict(sorted(Counter(norm.kind.value for norm in norms).items())),
+        norms=dict(sorted(Counter(reported_kind(info, norm) for norm in norms).items())),
         multiplications=sum(product or 0 for product in products),
         norm_multiplications=sum(multiplications for multiplications, _, _ in known),
         norm_additions=sum(additions for _, additions, _ in known),

@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxfold import model_io
 from onnxfold.norms import NormKind
+from onnxfold.norms.completed import CRMS_NORM
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.paper_counts import PaperCounts
 from onnxfold.refusal import Refusal, RefusalCode
@@ -56,7 +57,7 @@ def inspection(
         "prices": _prices(findings),
         "summary": {
             "norms": len(norms),
-            "rms_norms": sum(row["kind"] == NormKind.RMS_NORM for row in norms),
+            "rms_norms": sum(row["kind"] in (NormKind.RMS_NORM, CRMS_NORM) for row in norms),
             "layer_norms": sum(row["kind"] == NormKind.LAYER_NORM for row in norms),
             "foldable": len(plan.folds) + len(findings.left),
             "folded": len(plan.folds),

@@ -16,7 +16,12 @@ BECOMES = {
     "keep": "as written",
 }
 _NO_MEAN = frozenset({"already_rms", "not_centred_norm"})
-_KINDS_WITHOUT_MEAN = {"rms_norm": "RMSNorm", "l2_norm": "L2 norm", "dyt": "DyT"}
+_KINDS_WITHOUT_MEAN = {
+    "rms_norm": "RMSNorm",
+    "crms": "CRMSNorm",
+    "l2_norm": "L2 norm",
+    "dyt": "DyT",
+}
 
 
 def totals(summary: Mapping[str, Any]) -> str:

@@ -177,6 +177,19 @@ def test_a_report_of_a_file_counts_its_session_and_one_of_a_model_does_not(
     assert "before_after" not in same
 
 
+def test_sessions_of_a_long_graph_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's own optimizations take time with the square of the nodes."""
+    path = tmp_path / "m.onnx"
+    onnx.save(small_model(), path)
+    nodes = len(small_model().graph.node)
+    for most, counted in ((nodes, True), (nodes - 1, False)):
+        monkeypatch.setattr("onnxfold.pipeline.publishing._MOST_SESSION_NODES", most)
+        made = onnxfold.optimize(path, tmp_path / "fast.onnx", force=True)
+        assert ("session_operators" in made.report["before_after"]["after"]) is counted
+
+
 @pytest.mark.parametrize("change_readers", [False, True])
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_crms_norms_are_counted_alike_when_written_and_when_compared(
@@ -194,3 +207,9 @@ def test_crms_norms_are_counted_alike_when_written_and_when_compared(
     )
     assert told == compared
     assert all(told[:4])
+    assert told[0] == {"crms": 5}
+    assert _kinds_inspected(output) == {"crms": 5}
+
+
+def _kinds_inspected(path: Path) -> Counter[str]:
+    return Counter(norm["kind"] for norm in onnxfold.inspect(path)["norms"])

@@ -13,11 +13,11 @@ from onnxfold.graph.array_types import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NORMS, NormKind, NormSite
+from onnxfold.norms.completed import completed_part
 from onnxfold.operators.families.transfer import Backward
 from onnxfold.passes.base import Settings, named_sites
 from onnxfold.passes.stream_forms.compress import plan_of, refuse_shapes
 from onnxfold.passes.stream_forms.plan import CompressionPlan
-from onnxfold.passes.stream_forms.restore import completed_part
 from onnxfold.passes.stream_forms.shapes import change_shapes, declare, resize_weight
 from onnxfold.passes.stream_forms.stream import ResizingWalk
 from onnxfold.refusal import Refusal
@@ -54,7 +54,7 @@ def _start(info: ModelInfo, site: NormSite) -> Point | None:
     """Return v of a norm of E v, and its channels."""
     if site.kind is not NormKind.RMS_NORM or site.refusal is not None:
         return None
-    v = completed_part(info, Point(site.input, site.fiber))
+    v = completed_part(info, site.input, site.fiber)
     shape = None if v is None else info.shape(v)
     fiber = None if shape is None else whole_axes(shape, site.fiber.axes)
     return None if v is None or fiber is None else Point(v, fiber)
@@ -79,7 +79,7 @@ class _LengtheningWalk(ResizingWalk):
         return sliced_from(self.info, point) is not None
 
     def ends(self, point: Point, site: NormSite) -> bool:
-        return completed_part(self.info, Point(site.input, site.fiber)) is point.value
+        return completed_part(self.info, site.input, site.fiber) is point.value
 
 
 def sliced_from(info: ModelInfo, point: Point) -> ir.Value | None:

@@ -10,13 +10,11 @@ everything that it carries has, and a writer if its weight is centered.
 Source: Jiang et al., "Pre-RMSNorm and Pre-CRMSNorm Transformers", 2023, appendix C.
 """
 
-import onnx_ir as ir
-
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.graph.operands import computed_by
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS, NormKind, NormSite
+from onnxfold.norms.completed import completed_part
 from onnxfold.options import WrittenForm
 from onnxfold.passes.base import NormsPlan, Settings, named_sites
 from onnxfold.refusal import Refusal, RefusalCode
@@ -49,24 +47,7 @@ def obstacle(
 
 
 def _is_zero(info: ModelInfo, graph: ZeroMeanGraph, point: Point) -> bool:
-    return graph[point].zero_mean or completed_part(info, point) is not None
-
-
-def completed_part(info: ModelInfo, point: Point) -> ir.Value | None:
-    """Return v of a value E v = Concat(v, -sum(v)) along the one axis of its fiber, or None."""
-    joined = computed_by(point.value, "Concat")
-    if joined is None or len(joined.inputs) != 2 or len(point.fiber.axes) != 1:
-        return None
-    v, last = joined.inputs
-    negated = computed_by(last, "Neg")
-    total = None if negated is None else computed_by(negated.inputs[0], "ReduceSum")
-    if v is None or total is None or total.inputs[0] is not v:
-        return None
-    rank, axes = info.rank(v), info.axes(total)
-    if not rank or not axes or not point.fiber.whole:
-        return None
-    along = {axis % rank for axis in (*axes, joined.attributes.get_int("axis", 0))}
-    return v if along == set(point.fiber.axes) else None
+    return graph[point].zero_mean or completed_part(info, point.value, point.fiber) is not None
 
 
 def _is_centred(info: ModelInfo, point: Point, known: dict[Point, bool]) -> bool:
