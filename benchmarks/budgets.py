@@ -27,7 +27,8 @@ from models.digits_vit.data import HELDOUT
 from onnxfold import model_io
 from onnxfold.check import ModelSource
 from onnxfold.check.budget import Budget, judge_budget
-from onnxfold.check.evidence import Outputs, run_changed
+from onnxfold.check.evidence import run_changed
+from onnxfold.check.runners import Outputs
 from onnxfold.check.truth import Truth, truth_of
 from onnxfold.options import Metric
 

@@ -24,11 +24,10 @@ from onnxfold.check.common_values import (
     stored_weights,
     tensor_types,
 )
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
-from onnxfold.check.runners import Feeds, OnnxRuntime, suited
+from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs, suited
 from onnxfold.graph import node_label, operator
 
 # A contribution from this share of the whole error on explains it.

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from onnxfold.check.criterion import kind_of_number
 from onnxfold.check.error_metrics import OF_LOGITS, applies, differing, errors
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array, is_wide_float, unit_roundoff
+from onnxfold.check.runners import Outputs
 from onnxfold.errors import UsageError
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.options import Metric, member

@@ -6,9 +6,9 @@ from dataclasses import replace
 from onnxfold.check.blame import Blame, blame, broken
 from onnxfold.check.budget import Budget
 from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
-from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, Outputs
+from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES
 from onnxfold.check.result import BudgetVerification, ModelSource, Verification
-from onnxfold.check.runners import CannotRun, OnnxRuntime
+from onnxfold.check.runners import CannotRun, OnnxRuntime, Outputs
 from onnxfold.check.traps import traps
 from onnxfold.check.truth import Progress, Truth, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
@@ -64,6 +64,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         float64_limit_bytes=float64_limit_bytes,
         progress=done,
         rows=rows,
+        strict=True,
     )
     verification = judged(original, rewritten, truth, criterion)
     if find_blame and not verification.passed:

@@ -1,44 +1,31 @@
 """Outputs of two models: the truth, the original in several ways, the changed model."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.disturbance import disturbed, disturbed_model
-from onnxfold.check.reference import (
-    Array,
-    Precision,
-    ResourceLimitError,
-    UnsupportedOperator,
-    check_supported,
-    is_code,
-    is_wide_float,
-    run,
-    unit_roundoff,
-)
+from onnxfold.check.float64_runs import Sampled
+from onnxfold.check.own_runs import OwnRuns
+from onnxfold.check.reference import is_code, is_wide_float, unit_roundoff
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import (
     CannotLoad,
     CannotRun,
     Feeds,
     OnnxRuntime,
+    Outputs,
     native,
     suited,
     why_not_onnxruntime,
 )
-from onnxfold.errors import InvariantError, ModelError, VerificationError
+from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph.array_types import HALVES
 from onnxfold.graph.traversal import all_graphs
-from onnxfold.inputs import FEWER_INDICES, IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.shapes import fill_types
 
-# Largest tensor in float64 that the truth may need at once.
-FLOAT64_LIMIT_BYTES = 2 << 30
-# With more parameters than this, a float64 run takes minutes per sample.
-FLOAT64_LIMIT_PARAMETERS = 3_000_000_000
 # With fewer elements than this, rms errors depend on luck, so noise is drawn several times.
 _FEW, _DRAWS = 64, 8
 # A number that is rounded to another code in a share p of the runs fails the check only if the
@@ -47,24 +34,7 @@ _DRAWS_OF_CODES = 16
 # The least number of runs with disturbed weights and results, and the number before a model is
 # reported wrong.
 RUNS, MOST_RUNS = 2, 8
-
-Outputs = dict[str, Array]
-Done = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """Inputs, and the truth for each of them, or None and the reason.
-
-    single: why batches have one row, None if they have more. others: inputs with fewer indices, if
-    the model does not run on the first, which then lack a truth.
-    """
-
-    feeds: list[Outputs]
-    truths: list[Outputs] | None
-    reason: str
-    single: str | None = None
-    others: tuple[list[Outputs], ...] = ()
+_OF_DISTURBED = "what moving every weight and result by a rounding does to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +43,8 @@ class Evidence:
 
     engine: the runtime that ran it, None for the interpreter. optimize: whether the changed model
     runs with graph optimizations too. depth: nodes on the longest path of the original. reason: why
-    the truth is not float64, or None. noise: what its runs measure, in words.
+    the truth is not float64, or None. noise: what its runs measure, in words. disturbed: how many
+    of its runs have weights and results moved by a rounding.
     """
 
     method: str
@@ -86,6 +57,7 @@ class Evidence:
     optimize: bool = True
     reason: str | None = None
     noise: str = "ONNX Runtime's, with or without optimizations"
+    disturbed: int = 0
 
     def least_noise(self, dtype: np.dtype[np.generic]) -> float:
         """Return the least relative noise to assume: u, or u sqrt(depth) without a better truth.
@@ -99,123 +71,21 @@ class Evidence:
         return unit_roundoff(dtype) * (1.0 if better else float(np.sqrt(self.depth)))
 
 
-def sample(
-    model: ir.Model,
-    spec: InputSpec,
-    *,
-    count: int,
-    seed: int,
-    limit_bytes: int,
-    done: Done,
-    rows: bool = False,
-) -> Sampled:
-    """Make inputs and run the model on them in float64.
-
-    Images of unknown size are tried in several sizes, because a model may accept only one; so are
-    batches of one, the only size some exported models accept, and fewer indices if some are out of
-    range. `rows`: add samples of constant, shifted and zero rows.
-    """
-    failed: list[Sampled] = []
-    supported = True
-    shapes: set[tuple[tuple[int, ...], ...]] = set()
-    for single in (False, True):
-        for side in IMAGE_SIDES:
-            draw = partial(
-                make_inputs,
-                model,
-                spec,
-                count=count,
-                seed=seed,
-                image_side=side,
-                single=single,
-                rows=rows,
-            )
-            feeds = draw()
-            shape = tuple(array.shape for array in feeds[0].values())
-            if shape in shapes:
-                break
-            shapes.add(shape)
-            try:
-                feeds, truths = _inside(
-                    draw, lambda feeds: _truths(model, feeds, limit_bytes, done)
-                )
-            except ResourceLimitError:
-                raise
-            except ModelError as error:
-                others = tuple(draw(below=below) for below in FEWER_INDICES)
-                failed.append(Sampled(feeds, None, str(error), others=others))
-                supported = not isinstance(error, UnsupportedOperator)
-            else:
-                return Sampled(feeds, truths, "", failed[0].reason if single else None)
-        if not supported:
-            break
-    return failed[0]
-
-
-def _inside(
-    draw: Callable[..., list[Outputs]], run_on: Callable[[list[Outputs]], list[Outputs]]
-) -> tuple[list[Outputs], list[Outputs]]:
-    """Return inputs and their outputs: the first draw unless it has indices out of range."""
-    for below in (None, *FEWER_INDICES):
-        feeds = draw(below=below)
-        try:
-            return feeds, run_on(feeds)
-        except ModelError as error:
-            if not isinstance(error.__cause__, IndexError) or below == FEWER_INDICES[-1]:
-                raise
-    raise InvariantError("no indices were tried")
-
-
-def _truths(model: ir.Model, feeds: Sequence[Feeds], limit_bytes: int, done: Done) -> list[Outputs]:
-    """Return float64 outputs for each sample.
-
-    Raises UnsupportedOperator if no float64 run is possible, ModelError if one fails.
-    """
-    sizes = [t.size for v in model.graph.initializers.values() if (t := v.const_value) is not None]
-    if sum(sizes) > FLOAT64_LIMIT_PARAMETERS:
-        raise UnsupportedOperator(f"{sum(sizes):,} parameters are too many for a float64 run")
-    if 8 * max(sizes, default=0) > limit_bytes:
-        raise UnsupportedOperator(
-            f"a weight of {max(sizes):,} elements is too large for a float64 run"
-        )
-
-    def bounded(value: ir.Value, array: Array) -> Array:
-        if array.nbytes > limit_bytes:
-            raise UnsupportedOperator(f"value {value.name!r} is too large for a float64 run")
-        return array
-
-    check_supported(model)
-    truths = []
-    for number, inputs in enumerate(feeds):
-        truths.append(run(model, inputs, precision=Precision.FLOAT64, observe=bounded))
-        done(number + 1)
-    return truths
-
-
-def sample_given(
-    model: ir.Model, feeds: Sequence[Outputs], *, limit_bytes: int, done: Done
-) -> Sampled:
-    """Run the model in float64 on the user's inputs."""
-    try:
-        return Sampled([*feeds], _truths(model, feeds, limit_bytes, done), "")
-    except ResourceLimitError:
-        raise
-    except ModelError as error:
-        return Sampled([*feeds], None, str(error))
-
-
-def gather(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
+def gather(sampled: Sampled, own: OwnRuns, seed: int) -> Evidence:
     """Run the original in its own precision.
 
     Raises ModelError if it does not run, VerificationError if there is nothing to compare with.
     """
+    original, engine = own.original, own.engine
+    if sampled.scattered:
+        return _scattered(sampled, own, seed)
     if sampled.truths is None:
         return _against_runtime(original, sampled, engine)
     feeds, depth = sampled.feeds, _depth(original.model)
     reason = why_not_onnxruntime(original.model)
     if reason is None:
         try:
-            originals = [engine.run(original, feeds, optimize=on) for on in (True, False)]
+            originals = own.of(feeds)
         except CannotRun as error:
             reason = str(error)
         else:
@@ -229,6 +99,24 @@ def gather(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evid
         [native(original.model, feeds)],
         depth,
         noise="the interpreter's, in the types of the model",
+    )
+
+
+def _scattered(sampled: Sampled, own: OwnRuns, seed: int) -> Evidence:
+    """Use the original without optimizations as the truth, as `against_itself` does."""
+    _, plain = own.of(sampled.feeds)
+    return Evidence(
+        "onnxruntime",
+        own.engine.label,
+        sampled.feeds,
+        plain,
+        _runs_of_disturbed(own.engine, own.original, sampled.feeds, RUNS, seed),
+        _depth(own.original.model),
+        own.engine,
+        optimize=False,
+        reason=sampled.reason,
+        noise=_OF_DISTURBED,
+        disturbed=RUNS,
     )
 
 
@@ -338,7 +226,9 @@ def with_more_noise(
     draws = _draws(evidence, outputs, model)
     more: list[list[Outputs]] = []
     if evidence.method != "float64" and engine is not None:
-        more = _runs_of_disturbed(engine, original, feeds, max(draws, RUNS), seed)
+        known = evidence.disturbed
+        most = max(draws, MOST_RUNS if known else RUNS)
+        more = _runs_of_disturbed(engine, original, feeds, most, seed, known)
     else:
         if _has_halves(model) and engine is not None:
             more.append(native(model, feeds))
@@ -424,5 +314,5 @@ def against_itself(
         optimize=False,
         reason="ONNX Runtime is so far from a float64 run of the original that the distance would "
         "excuse any error",
-        noise="what moving every weight and result by a rounding does to it",
+        noise=_OF_DISTURBED,
     )

@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from onnxfold.check.budget import distance
 from onnxfold.check.common_values import Between, Common, between, common_values, show_codes
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array
-from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, suited
+from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, Outputs, suited
 from onnxfold.check.tapped import element_counts, run_switched, run_tapped
 
 # The memory of values that are compared together, at most 8 bytes per element.

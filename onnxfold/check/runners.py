@@ -33,6 +33,7 @@ from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors, takes_name
 
 Feeds = Mapping[str, Array]
+Outputs = dict[str, Array]
 _THREADS = 2
 # The only type of fewer than 16 bits whose tensors ONNX Runtime returns to Python.
 _FLOAT8, _FLOAT8_TENSOR = ir.DataType.FLOAT8E4M3FN.numpy(), "tensor(float8e4m3fn)"

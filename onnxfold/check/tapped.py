@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.reference import Array
 from onnxfold.check.result import ModelSource
-from onnxfold.check.runners import Feeds, OnnxRuntime
+from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs
 from onnxfold.graph.edit import add_last, redirect, set_outputs, splice_behind, sweep
 
 _SCALAR = ir.Shape(())

@@ -10,25 +10,22 @@ import numpy as np
 from onnxfold.check.budget import Budget, BudgetReport, judge_budget
 from onnxfold.check.criterion import SMALLEST_NORMAL, AcceptanceCriterion, Judgement, judge
 from onnxfold.check.evidence import (
-    FLOAT64_LIMIT_BYTES,
     MOST_RUNS,
     RUNS,
     Evidence,
-    Outputs,
-    Sampled,
     against_itself,
     gather,
     run_changed,
-    sample,
-    sample_given,
     with_more_noise,
     without_overflow,
 )
+from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, Sampled, sample, sample_given
 from onnxfold.check.locate import locate
 from onnxfold.check.memory import available_bytes
+from onnxfold.check.own_runs import OwnRuns
 from onnxfold.check.reference import is_code, is_wide_float
 from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
-from onnxfold.check.runners import Feeds, OnnxRuntime
+from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph import node_label, operator
 from onnxfold.inputs import ROWS, InputSpec
@@ -95,6 +92,7 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
     float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
     progress: Progress | None = None,
     rows: bool = False,
+    strict: bool = False,
 ) -> Truth:
     """Run the original in float64 and in its own precision, on drawn inputs and on data.
 
@@ -102,7 +100,8 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
     `float64_limit_bytes`, too many parameters), the truth is its run in ONNX Runtime without
     optimizations. `memory_bytes`: how much memory the runs may use, by default most of what is
     free. `rows`: each kind of row that is hard for norms (`onnxfold.inputs.ROWS`) adds a sample if
-    the original stays in its range on it.
+    the original stays in its range on it. `strict`: the truth is for `judged`, which
+    uses no float64 run that the original's own are far from, so that none is made if it is known.
 
     Raises UsageError for invalid options or inputs, ModelError if the original cannot be run,
     VerificationError if there is nothing to compare with.
@@ -115,7 +114,7 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
         if memory_bytes < 1:
             raise UsageError(f"the memory of a verification must be positive, not {memory_bytes}")
         float64_limit_bytes = min(float64_limit_bytes, memory_bytes // 2)
-    engine = OnnxRuntime.of(providers, memory_bytes)
+    own = OwnRuns(source, OnnxRuntime.of(providers, memory_bytes))
 
     def done(count: int) -> None:
         if progress is not None:
@@ -131,6 +130,7 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
             limit_bytes=float64_limit_bytes,
             done=done,
             rows=rows,
+            own=own if strict else None,
         )
     drawn = len(sampled.feeds)
     if data:
@@ -141,9 +141,10 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
                 data,
                 limit_bytes=float64_limit_bytes,
                 done=lambda count: done(drawn + count),
+                own=own if strict else None,
             )
         sampled = _joined(sampled, given)
-    evidence, kinds = without_overflow(gather(source, sampled, engine), range(samples, drawn))
+    evidence, kinds = without_overflow(gather(sampled, own, seed), range(samples, drawn))
     done(total)
     named = tuple(ROWS[number - samples] for number in kinds)
     return Truth(evidence, samples + len(kinds), seed, sampled.single, named)
@@ -153,7 +154,10 @@ def _joined(drawn: Sampled, given: Sampled) -> Sampled:
     feeds = [*drawn.feeds, *given.feeds]
     if drawn.truths is None or given.truths is None:
         others = tuple([*other, *given.feeds] for other in drawn.others)
-        return Sampled(feeds, None, drawn.reason or given.reason, drawn.single, others)
+        reason = drawn.reason or given.reason
+        return Sampled(
+            feeds, None, reason, drawn.single, others, drawn.scattered or given.scattered
+        )
     return Sampled(feeds, [*drawn.truths, *given.truths], "", drawn.single)
 
 

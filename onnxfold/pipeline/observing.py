@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from onnxfold.check.evidence import FLOAT64_LIMIT_BYTES, sample
+from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, sample
 from onnxfold.check.reference import Array, Precision, run
 from onnxfold.graph import ModelInfo
 from onnxfold.inputs import InputSpec

@@ -16,8 +16,8 @@ import numpy as np
 from onnxfold.check.budget import Budget, judge_budget
 from onnxfold.check.compare import check_interface
 from onnxfold.check.criterion import AcceptanceCriterion
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import Outputs
 from onnxfold.check.truth import Truth, judged
 from onnxfold.errors import VerificationError
 from onnxfold.options import DEFAULT_NOISE_LIMIT, Metric

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from onnxfold import model_io
-from onnxfold.check.evidence import Outputs
 from onnxfold.check.result import ModelSource
+from onnxfold.check.runners import Outputs
 from onnxfold.graph.array_types import Float64
 from onnxfold.tuning import ranking
 from onnxfold.tuning.candidate import Candidate, Status

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource, evidence
+from onnxfold.check import ModelSource, float64_runs
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
 from onnxfold.check.truth import judged, truth_of, within
@@ -30,7 +30,7 @@ def test_many_candidates_are_judged_against_one_float64_run(
     original, right = source(), source(weights().centred(), rms=True)
     wrong = source(one_gamma(weights().centred()), rms=True)
     truth = truth_of(original, samples=3, seed=5)
-    monkeypatch.setattr(evidence, "run", pytest.fail)
+    monkeypatch.setattr(float64_runs, "run", pytest.fail)
     assert (truth.method, truth.reason, truth.drawn, len(truth.outputs)) == ("float64", None, 3, 3)
     assert truth.outputs[0]["y"].dtype == np.float64
     found = [judged(original, changed, truth) for changed in (right, wrong)]

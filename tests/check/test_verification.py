@@ -17,6 +17,7 @@ import pytest
 from onnxfold.check import ModelSource, evidence, runners
 from onnxfold.check.compare import verify
 from onnxfold.check.disturbance import disturbed_model
+from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec, make_inputs
 from tests.check.verified import one_gamma, single, verified
@@ -448,7 +449,7 @@ _EDGES = """
     }"""
 
 
-@pytest.mark.parametrize("limit", [evidence.FLOAT64_LIMIT_BYTES, 1], ids=["float64", "none"])
+@pytest.mark.parametrize("limit", [FLOAT64_LIMIT_BYTES, 1], ids=["float64", "none"])
 def test_indices_of_what_is_computed_start_from_the_first(limit: int) -> None:
     """The edges of a graph network: with two nodes only 0 and 1 are valid."""
     proto = onnx.parser.parse_model(_EDGES)

@@ -23,7 +23,7 @@ Datum: TypeAlias = "Array | list[Array] | None"
 Output: TypeAlias = "Datum | tuple[Datum, ...]"
 Function = TypeVar("Function", bound=Callable[..., object])
 # No model that a check could run has a result with more elements.
-_MOST_ELEMENTS = 2**28
+MOST_ELEMENTS = 2**28
 RunGraph: TypeAlias = Callable[[ir.Graph, Sequence[Datum]], list[Datum]]
 
 
@@ -83,7 +83,7 @@ class Call:
     def check_size(self, shape: Iterable[float]) -> None:
         """Refuse a result whose size is a number in the model, before it is allocated."""
         elements = prod(float(size) for size in shape)
-        if elements > _MOST_ELEMENTS:
+        if elements > MOST_ELEMENTS:
             raise ResourceLimitError(
                 f"node {node_label(self.node)!r} ({operator(self.node)}) asks for {elements:.3g} "
                 "elements; give other inputs (--inputs), or leave out the check (--no-check)"

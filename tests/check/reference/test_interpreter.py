@@ -356,7 +356,7 @@ _LARGE = {
 def test_a_result_that_is_too_large_is_refused_before_it_is_made(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxfold.check.reference.kernel._MOST_ELEMENTS", _MOST)
+    monkeypatch.setattr("onnxfold.check.reference.kernel.MOST_ELEMENTS", _MOST)
     body = _LARGE[name]
     if name == "a sequence":
         doubled = "".join(
@@ -381,7 +381,7 @@ def test_a_result_that_is_too_large_is_refused_before_it_is_made(
 
 
 def test_the_rows_of_a_loop_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxfold.check.reference.kernel._MOST_ELEMENTS", _MOST)
+    monkeypatch.setattr("onnxfold.check.reference.kernel.MOST_ELEMENTS", _MOST)
     body = """
         b (int64 i, bool c) => (bool k, float[N, 1] row)
         { k = Identity (c) row = Add (x, x) }
