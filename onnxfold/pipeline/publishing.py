@@ -26,6 +26,9 @@ from onnxfold.report.before_after import Figures, document_of, figures
 from onnxfold.report.longer_session import more_operators
 
 _MOST_SESSION_BYTES = 1 << 30
+# The time of ONNX Runtime's optimizations (1.32) grows with the square of the nodes: 8 s for 25,000
+# of one long chain, and counting and timing would need four such sessions.
+_MOST_SESSION_NODES = 20_000
 _ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators
 
 
@@ -48,13 +51,15 @@ def count(
 ) -> dict[str, Any] | None:
     """Return both models in numbers, with their sessions if the result is checked at a path.
 
-    Counting needs a file of the session's model, which is not worth it for large weights.
+    Counting needs a file of the session's model, which is not worth it for large weights or a long
+    graph.
     """
     if folded.model is source.model:
         return None
     with timer.stage("sessions"):
         paths = None
-        if source.path and path and session_bytes(source.model) <= _MOST_SESSION_BYTES:
+        small = session_bytes(source.model) <= _MOST_SESSION_BYTES
+        if source.path and path and small and before.nodes <= _MOST_SESSION_NODES:
             paths = (source.path, path)
         return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
 
