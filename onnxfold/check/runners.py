@@ -31,6 +31,7 @@ from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors, takes_name
+from onnxfold.runtime.session_graph import MOST_NODES
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
@@ -76,8 +77,11 @@ def _unknown_in_function(model: ir.Model) -> str | None:
 def _is_optimizable(model: ir.Model) -> bool:
     """Return False for a LayerNormalization with an empty bias name, which ends the process (1.31).
 
-    Without graph optimizations ONNX Runtime accepts it, as it should.
+    Without graph optimizations ONNX Runtime accepts it, as it should. A long graph, whose
+    optimizations would take minutes, runs without them too.
     """
+    if sum(1 for _ in all_nodes(model)) > MOST_NODES:
+        return False
     functions = (node for function in model.functions.values() for node in function.all_nodes())
     return not any(
         (node.domain, node.op_type) == ("", "LayerNormalization") and None in node.inputs[2:]

@@ -24,11 +24,9 @@ from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures
 from onnxfold.report.longer_session import more_operators
+from onnxfold.runtime.session_graph import MOST_NODES
 
 _MOST_SESSION_BYTES = 1 << 30
-# The time of ONNX Runtime's optimizations (1.32) grows with the square of the nodes: 8 s for 25,000
-# of one long chain, and counting and timing would need four such sessions.
-_MOST_SESSION_NODES = 20_000
 _ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators
 
 
@@ -59,7 +57,7 @@ def count(
     with timer.stage("sessions"):
         paths = None
         small = session_bytes(source.model) <= _MOST_SESSION_BYTES
-        if source.path and path and small and before.nodes <= _MOST_SESSION_NODES:
+        if source.path and path and small and before.nodes <= MOST_NODES:
             paths = (source.path, path)
         return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
 

@@ -12,7 +12,9 @@ from onnxfold.check.compare import verify
 from onnxfold.check.own_runs import OwnRuns
 from onnxfold.check.reference import ResourceLimitError
 from onnxfold.check.result import FAR
+from onnxfold.check.runners import OnnxRuntime
 from onnxfold.check.truth import truth_of
+from onnxfold.inputs import InputSpec, make_inputs
 
 _NORM = (
     "m = ReduceMean <axes: ints = [-1]> (x) d = Sub (x, m) q = Pow (d, two) "
@@ -127,3 +129,16 @@ def test_what_is_doubled_is_refused_before_it_fills_the_memory(
     source = _model(f"a0 = Identity (x) {doubled} y = Neg (a12)", "float[N, 64] y")
     with pytest.raises(ResourceLimitError, match="elements; give other inputs"):
         verify(source, source)
+
+
+def test_a_long_graph_is_run_without_the_optimizations_that_take_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both runs of the original are then the same, bit for bit, and no longer far apart."""
+    source = _chaotic()
+    nodes = len(source.model.graph)
+    for most, differ in ((nodes, True), (nodes - 1, False)):
+        monkeypatch.setattr("onnxfold.check.runners.MOST_NODES", most)
+        (feeds,) = make_inputs(source.model, InputSpec(), count=1, seed=0)
+        optimized, plain = OwnRuns(source, OnnxRuntime.of(None)).of([feeds])
+        assert bool(np.any(optimized[0]["y"] != plain[0]["y"])) is differ

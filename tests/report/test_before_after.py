@@ -185,7 +185,7 @@ def test_sessions_of_a_long_graph_are_not_counted(
     onnx.save(small_model(), path)
     nodes = len(small_model().graph.node)
     for most, counted in ((nodes, True), (nodes - 1, False)):
-        monkeypatch.setattr("onnxfold.pipeline.publishing._MOST_SESSION_NODES", most)
+        monkeypatch.setattr("onnxfold.pipeline.publishing.MOST_NODES", most)
         made = onnxfold.optimize(path, tmp_path / "fast.onnx", force=True)
         assert ("session_operators" in made.report["before_after"]["after"]) is counted
 
