@@ -23,7 +23,7 @@ from benchmarks.graphs import model, node
 from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, Row, append
 
-__all__ = ["BUILDERS", "model_of_nodes", "norms", "quotients", "sum_of"]
+__all__ = ["BUILDERS", "doubled", "model_of_nodes", "norms", "quotients", "sum_of"]
 
 WIDTH: Final = 8
 
@@ -46,6 +46,12 @@ def sum_of(kind: str, count: int) -> onnx.ModelProto:
             texts.append(f"MatMul x W{i} -> e{i}")
         texts.append(f"Add t{i} {part} -> t{i + 1}")
     return _model([*texts, f"LayerNormalization t{count} gamma -> y"])
+
+
+def doubled(count: int) -> onnx.ModelProto:
+    """A LayerNorm after ``count`` sums of a value and itself, with twice as many ways each."""
+    sums = [f"Add t{i} t{i} -> t{i + 1}" for i in range(count)]
+    return _model(["MatMul x W -> t0", *sums, f"LayerNormalization t{count} gamma -> y"])
 
 
 def quotients(count: int) -> onnx.ModelProto:
@@ -106,6 +112,7 @@ BUILDERS: Final[Mapping[str, Callable[[int], onnx.ModelProto]]] = {
     "layers": lambda nodes: sum_of("layers", nodes // 2),
     "norms": lambda nodes: norms(nodes // 7),
     "quotients": lambda nodes: quotients(nodes // 10),
+    "doubled": doubled,
 }
 
 

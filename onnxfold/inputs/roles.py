@@ -191,8 +191,9 @@ def index_range(model: ir.Model, value: ir.Value) -> IndexRange | None:
 
 
 def becomes_integer(model: ir.Model, value: ir.Value) -> bool:
-    """Whether floats are cast to integers: tokens of Keras, or positions in computed values."""
-    casts = (a.node for a in arrivals(model, value) if operator(a.node) == "Cast")
+    """Whether floats are cast to integers: tokens of Keras, positions, numbers of bins."""
+    found = arrivals(model, value, _keeps_channels)
+    casts = (a.node for a in found if operator(a.node) == "Cast")
     return any(ir.DataType(node.attributes["to"].as_int()).is_integer() for node in casts)
 
 

@@ -145,7 +145,7 @@ def _rows(info: ModelInfo, site: NormSite) -> Iterator[ir.Node]:
         value = terms.pop()
         node = value.producer()
         readers = {use.node for use in value.uses() if operator(use.node) != "Shape"} - inside
-        if node is None or not all(map(info.is_dead, readers)):
+        if node is None or node in inside or not all(map(info.is_dead, readers)):
             continue
         if operator(node) == "Add":
             inside.add(node)

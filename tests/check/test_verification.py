@@ -461,6 +461,19 @@ def test_indices_of_what_is_computed_start_from_the_first(limit: int) -> None:
     assert result.method == ("float64" if limit > 1 else "onnxruntime")
 
 
+def test_floats_that_become_the_numbers_of_bins_are_inside_the_table() -> None:
+    """Only 0 is: 1 would be bin 10 of 5."""
+    rows = ", ".join(["0.5"] * 20)
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x) => (float[n, 4, 4] y) <float ten = {{10}}, float[5, 4] W = {{{rows}}}> {{
+            t = Mul (x, ten)  f = Floor (t)  i = Cast <to = 7> (f)  y = Gather (W, i)
+        }}"""
+    )
+    source = ModelSource(ir.from_proto(proto))
+    assert verify(source, source).method == "float64"
+
+
 def test_a_model_that_no_index_suits_is_named_with_the_first() -> None:
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import onnxfold
-from benchmarks.long_graphs import WIDTH, model_of_nodes, norms, quotients, sum_of
+from benchmarks.long_graphs import WIDTH, doubled, model_of_nodes, norms, quotients, sum_of
 
 pytestmark = pytest.mark.campaign
 # Calls of four times the nodes; what is done once for each model makes it less than four.
@@ -36,7 +36,7 @@ def test_a_sum_of_four_times_the_parts_costs_four_times_as_much(kind: str, count
     assert many < _MOST * few
 
 
-@pytest.mark.parametrize("made", [norms, quotients])
+@pytest.mark.parametrize("made", [norms, quotients, doubled])
 def test_four_times_the_norms_cost_four_times_as_much(
     made: Callable[[int], onnx.ModelProto],
 ) -> None:

@@ -252,10 +252,11 @@ class _Walk:
         while waiting:
             current = waiting.pop()
             node = current.producer()
-            if node is None or self._moments.atom(current) is t or node not in self._order:
+            if node is None or node in nodes or node not in self._order:
                 continue
-            nodes.add(node)
-            waiting += operands(node)
+            if self._moments.atom(current) is not t:
+                nodes.add(node)
+                waiting += operands(node)
         return nodes
 
     def result(self) -> DeferredSite:

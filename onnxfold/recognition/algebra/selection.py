@@ -100,6 +100,7 @@ def _condition_nodes(
         node = value.producer()
         if node is None or len(nodes) > _CONDITION_LIMIT:
             return None
-        nodes.add(node)
-        waiting += operands(node)
+        if node not in nodes:
+            nodes.add(node)
+            waiting += operands(node)
     return frozenset(nodes)
