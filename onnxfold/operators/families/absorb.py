@@ -158,8 +158,8 @@ def _outer(shape: Shape | None, known: IndexMap, w: Axes) -> Channels | None:
         sizes = [known.sizes[name] for name in names] if len(names) > 1 else [size]
         for place, name in enumerate(names):
             if name in kept:
-                before, behind = sizes[:place], sizes[place + 1 :]
-                digits.append(AxisBlock(axis, prod(behind), sizes[place], prod(before)))
+                inner, outer = prod(sizes[place + 1 :]), prod(sizes[:place])
+                digits.append(AxisBlock(axis, inner, sizes[place], outer))
     return Channels.of(digits)
 
 
