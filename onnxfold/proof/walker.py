@@ -22,6 +22,7 @@ from onnxfold.proof.candidates import Candidates
 from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
@@ -85,8 +86,7 @@ class _Walker:
         )
         self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
         self._failures: list[str] = []
-        self._origin: str | None = None
-        self._unknown = 0
+        self._unknown: dict[ir.Value, None] = {}
 
     def proof(self) -> Proof:
         """Return the outcome."""
@@ -142,9 +142,20 @@ class _Walker:
                         continue  # a stored constant is already related, informative or not
                     relation = self.relation(u, value)
                     expected = self._match.is_constant(value) or self._match.is_guess(value)
-                    if not (relation.known or expected or self._reads_turned(value)):
-                        self._unknown += 1
-                        self._origin = self._origin or self._reason(node)
+                    if relation.known:
+                        self._explain(node)
+                    elif not (expected or self._reads_turned(value)):
+                        self._unknown[value] = None
+
+    def _explain(self, node: ir.Node) -> None:
+        """Forget unknown values that a known result is computed of, as a variance is of squares."""
+
+        def unknown(reader: ir.Node | None) -> list[ir.Value]:
+            return [value for value in operands(reader) if value in self._unknown]
+
+        if node.op_type not in READ_NO_NUMBERS:
+            for value in list(reached(unknown(node), lambda value: unknown(value.producer()))):
+                del self._unknown[value]
 
     def _reads_turned(self, v: ir.Value) -> bool:
         """Whether a value is computed of a turned one, as the square that a norm adds up."""
@@ -171,6 +182,8 @@ class _Walker:
 
     def compare_outputs(self) -> None:
         """Check that every graph returns the same outputs as before, in the same order."""
+        cause = next((value.producer() for value in self._unknown), None)
+        origin = "a change that is not undone" if cause is None else self._reason(cause)
         if len(self._before.graphs) != len(self._after.graphs):
             self._failures.append("the bodies of the model differ from before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
@@ -180,7 +193,6 @@ class _Walker:
                 self._failures.append(f"graph '{new.name}' has other outputs than before")
             for u, v in zip(old.outputs, new.outputs, strict=False):
                 if not self.relation(u, v).equal:
-                    origin = self._origin or "a change that is not undone"
                     self._failures.append(f"output '{v.name}' could not be proved equal: {origin}")
 
     def look_at_roundings(self) -> None:
@@ -228,11 +240,11 @@ class _Walker:
         constant = self._match.is_constant(v) and self._match.is_constant(u)
         if constant and not v.is_graph_output():
             return ANY  # tested where it is read, with its constants
-        if self._unknown > _MOST_UNKNOWN:
+        if len(self._unknown) > _MOST_UNKNOWN:
             return ANY  # the proof has failed, and the first reason counts
         shown = self._absorbed(u, v) or self._tested(u, v) or ANY
-        # An uninformative guess would keep wider regions from what is upstream of it.
-        return ANY if shown.vacuous and self._match.is_guess(v) else shown
+        # Whatever any two values satisfy would keep wider regions from what is upstream of them.
+        return ANY if shown.vacuous else shown
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of operands in one place, or ANY if v replaces another value."""

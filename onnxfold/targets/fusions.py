@@ -197,7 +197,7 @@ def refuse_stripped(
 ) -> dict[ir.Value, Refusal]:
     """Name, by output, the tool that would break norms once they are spelled out.
 
-    ``scaled``: a norm without gamma gets a scale that stays.
+    ``scaled``: a norm without gamma gets a scale that stays, or none.
     """
     found = ((site.output, _refusal(info, site, scaled=scaled)) for site in sites)
     return {output: refusal for output, refusal in found if refusal is not None}

@@ -85,6 +85,10 @@ class TargetLowering:
         """Whether a norm of one operator would become several that no runtime fuses."""
         return site.form is not NormForm.DECOMPOSED and not self._has_operator(Statistics.RMS)
 
+    def is_bare(self, site: NormSite) -> bool:
+        """Whether an RMSNorm becomes operators that nothing fuses, and needs no scale for that."""
+        return site.input.dtype is ir.DataType.DOUBLE and not self._has_operator(Statistics.RMS)
+
     def _can_bypass(self, site: NormSite) -> bool:
         """Whether the spelled norm can read x instead of x - mean(x), in any spelling."""
         if site.form is not NormForm.DECOMPOSED or not site.centred:
@@ -332,7 +336,8 @@ class TargetLowering:
 
     def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
         axes = self._trailing_axes(site) or 1
-        affine = self._parameters.operands(site, statistics, axes)
+        bare = statistics is Statistics.RMS and self.is_bare(site)
+        affine = self._parameters.operands(site, statistics, axes, bare=bare)
         after, new = affine.after, NewNodes(self._view.opset)
         if self._target.traits.contrib and statistics is Statistics.RMS:
             scale, *bias = affine.inputs

@@ -108,6 +108,9 @@ class NormForms(Protocol):
     def spells_rms(self, site: NormSite) -> bool:
         """Whether a norm of one operator would become several that no runtime fuses."""
 
+    def is_bare(self, site: NormSite) -> bool:
+        """Whether an RMSNorm becomes operators that nothing fuses, and needs no scale for that."""
+
     def calls_rms(self, site: NormSite) -> bool:
         """Whether a folded norm is rewritten, with a scale of ones if it has none."""
 

@@ -34,12 +34,14 @@ class Parameters:
         self._view = view
         self._shared: dict[tuple[object, str, ir.DataType, tuple[int, ...]], ir.Value] = {}
 
-    def operands(self, site: NormSite, statistics: Statistics, axes: int) -> Operands:
+    def operands(
+        self, site: NormSite, statistics: Statistics, axes: int, *, bare: bool = False
+    ) -> Operands:
         """Reshape gamma and beta to the last axes, or apply them after the call.
 
         A norm without gamma gets ones and a LayerNorm without beta zeros: ONNX Runtime fuses Pow ..
         Div only with a Mul after it, and its transformers optimizer reads the B of every
-        LayerNormalization.
+        LayerNormalization. ``bare``: nothing fuses the norm, which needs no ones.
         """
         made: list[ir.Value] = []
         after: list[tuple[str, ir.Value]] = []
@@ -51,6 +53,9 @@ class Parameters:
             after.append(("Mul", self.as_value(site, site.gamma, "gamma", made)))
         if beta is None and site.beta is not None:
             after.append(("Add", self.as_value(site, site.beta, "beta", made)))
+        if gamma is None and bare:
+            after += [("Add", part) for part in (beta,) if part is not None]
+            return Operands(Affine.NONE, (), tuple(made), tuple(after))
         if gamma is None:
             gamma = self.ones(site, self.extent(site, axes))
             made.append(gamma)

@@ -202,6 +202,24 @@ def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
     assert not again.changed
 
 
+@pytest.mark.parametrize("target", ["onnx", "kernels"])
+@pytest.mark.parametrize("casts", [False, True])
+def test_a_norm_in_double_is_written_without_a_scale(casts: bool, target: str) -> None:
+    """No session fuses it, whose scale would be a product that a second run takes away."""
+    norm = "n = LayerNormalization(h, gamma, beta) " * (not casts) or (
+        "w = Cast<to=11>(h) k = LayerNormalization(w, gamma, beta) n = Cast<to=1>(k) "
+    )
+    body = f"h = MatMul(x, W) {norm} p = MatMul(n, V) y = Add(p, b)"
+    made = weights(W=(6, 6), gamma=(6,), beta=(6,), V=(6, 5), b=(5,))
+    made |= {each: made[each].astype(np.float32) for each in "WVb" if casts}
+    of = "float" if casts else "double"
+    model = graph(body, f"{of}[B,4,6] x", f"{of}[B,4,5] y", made, opset=17)
+    once = onnxfold.optimize(model, target=target)
+    assert once.report["inspect"]["summary"]["folded"] == 1
+    assert [node.op_type for node in once.model.graph].count("Mul") == 2  # x * x, x * (1 / root)
+    assert not onnxfold.optimize(once.model, target=target, check=None).changed
+
+
 def test_a_norm_in_double_is_one_operator_whatever_epsilon_others_have() -> None:
     """A file for kernels keeps one epsilon for a name; norms in double are not calls of it."""
     body = (

@@ -117,3 +117,33 @@ def test_a_norm_by_two_moments_of_what_was_centred_is_proved_from_before_its_cen
     fiber = Fiber((AxisBlock(1, 1, 4, 1),))
     proof = prove(*models, Certificate(centred=(("h", fiber),), folded=("y",)))
     assert proof.passed == (wrong is None)
+
+
+MOMENTS = (
+    "m{n} = ReduceMean<axes=[-1]>(h) d{n} = Sub(h, m{n}) s{n} = Mul(h, h) "
+    "q{n} = ReduceMean<axes=[-1]>(s{n}) p{n} = ReduceMean<axes=[-1]>(h) o{n} = Mul(p{n}, p{n}) "
+    "v{n} = Sub(q{n}, {square}) c{n} = Clip(v{n}, zero) a{n} = Add(c{n}, e) r{n} = Sqrt(a{n}) "
+    "y{n} = Div(d{n}, r{n}) t{n} = Mul(y{n}, l{n}) "
+)
+
+
+@pytest.mark.parametrize("norms", [1, 7])
+@pytest.mark.parametrize("square", ["o{n}", "zero"])
+def test_norms_by_two_moments_that_stay_do_not_see_a_shift(norms: int, square: str) -> None:
+    """Moments are single numbers per row, of which a shift along the row says nothing.
+
+    Seven norms have more unknown moments than a proof that fails is given.
+    """
+    parts = "".join(
+        MOMENTS.replace("{square}", square).replace("{n}", f"{n}") for n in range(norms)
+    )
+    body = f"h = MatMul(x, W) {parts} y = Sum({', '.join(f't{n}' for n in range(norms))})"
+    made = weights(W=(4, 4), **{f"l{n}": (4,) for n in range(norms)})
+    made |= {"e": np.array(1e-3), "zero": np.array(0.0)}
+    views = (
+        infer(graph(body, "double[B,4] x", "double[B,4] y", made | {"W": W}, opset=17))
+        for W in (made["W"], made["W"] - made["W"].mean(axis=1, keepdims=True))
+    )
+    fiber = Fiber((AxisBlock(1, 1, 4, 1),))
+    proof = prove(*views, Certificate(centred=(("W", fiber), ("h", fiber))))
+    assert proof.passed == (square != "zero")

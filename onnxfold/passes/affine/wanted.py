@@ -112,6 +112,8 @@ class Wanted:
         """Whether a norm multiplies by a scale whatever its gamma."""
         if self._settings.convert_to is not None or is_wanted(self._settings):
             return False  # what is deferred is one number per row, without a scale
+        if self._forms.is_bare(site) and self._will_fold(site):
+            return False
         return self._forms.multiplies(site)
 
     def scaled(self, site: NormSite) -> bool:

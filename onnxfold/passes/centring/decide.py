@@ -216,7 +216,9 @@ def _left(
     spelled = [site for site in sites if site.output not in left and forms.spells_rms(site)]
     by_default = settings.norm_form is WrittenForm.AUTO and settings.defer is not Defer.ALL
     if settings.target.traits.standard and by_default:
-        left |= refuse_stripped(info, spelled, scaled=scaled)
+        for bare in (False, True):
+            these = [site for site in spelled if forms.is_bare(site) == bare]
+            left |= refuse_stripped(info, these, scaled=scaled or bare)
     spelled = [site for site in spelled if site.output not in left]
     turned = turned_norms(info, {site.output for site in spelled})
     left |= {site.output: _stays_turned(site) for site in spelled if site.output in turned}

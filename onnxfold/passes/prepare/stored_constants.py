@@ -13,7 +13,7 @@ a Split of one weight. Stored separately, each part is a weight into which gamma
 move.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -109,9 +109,20 @@ def _merge(view: ModelInfo, node: ir.Node, taken: Callable[[], Set[str | None]])
     add_constant(node.graph, value)
     set_input(node, outer, value)
     set_input(node, 1 - outer, start)
-    sweep(reversed(gone))
+    sweep([*reversed(_makers_of_factors(view, gone)), *reversed(gone)])
     drop_weight(old)
     return True
+
+
+def _makers_of_factors(view: ModelInfo, products: Iterable[ir.Node]) -> list[ir.Node]:
+    """Return the nodes that compute the factors, as the root of a width from a shape."""
+
+    def known(node: ir.Node | None) -> list[ir.Value]:
+        return [value for value in operands(node) if view.array(value) is not None]
+
+    starts = (value for product in products for value in known(product))
+    factors = reached(starts, lambda value: known(producer_of(value)))
+    return [maker for each in factors if (maker := producer_of(each)) is not None]
 
 
 def _before(
@@ -133,9 +144,11 @@ def _factor(view: ModelInfo, node: ir.Node) -> tuple[ir.Value | None, Array | No
     """Return x and g of x * g, x and None of -x, and None for any other node."""
     if operator(node) == "Neg":
         return node.inputs[0], None
-    index = weight_operand(view, node, "Mul")
-    array = None if index is None else view.array(node.inputs[index])
-    return None if index is None or array is None else (node.inputs[1 - index], array)
+    if operator(node) != "Mul":
+        return None
+    arrays = [view.array(value) for value in operands(node)]
+    known = [index for index, array in enumerate(arrays) if array is not None]
+    return (node.inputs[1 - known[0]], arrays[known[0]]) if len(known) == 1 else None
 
 
 def product_of(first: Array, second: Array) -> Array | None:
