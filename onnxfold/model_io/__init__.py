@@ -6,12 +6,14 @@ from onnxfold.model_io.external import check_unchanged, read_ahead
 from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
 from onnxfold.model_io.messages import one_line, show, shown_path
-from onnxfold.model_io.replacing import (
+from onnxfold.model_io.report_files import (
     check_replaceable,
     check_reports_replaceable,
     mark_copy,
+    signed,
+    write_json,
+    write_text,
 )
-from onnxfold.model_io.report_files import signed, write_json, write_text
 from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
 from onnxfold.model_io.staged_model import OutputFiles, StagedModel
 

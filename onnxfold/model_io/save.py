@@ -23,7 +23,7 @@ from onnxfold.model_io.data_files import (
 from onnxfold.model_io.data_homes import data_names
 from onnxfold.model_io.destination import check_destination, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
-from onnxfold.model_io.replacing import mark_copy
+from onnxfold.model_io.report_files import mark_copy
 from onnxfold.model_io.staged_model import DataFiles, StagedModel, why_not_written
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos

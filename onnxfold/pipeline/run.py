@@ -36,9 +36,8 @@ from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
-from onnxfold.pipeline.advice import advice
 from onnxfold.pipeline.decided import Decided
-from onnxfold.pipeline.notes import notes
+from onnxfold.pipeline.notes import advice, notes
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import check, count, write
 from onnxfold.pipeline.stage_timer import StageTimer

@@ -30,7 +30,7 @@ from onnxfold.tuning.attention_sites import (
     find_attention,
     order_of,
 )
-from onnxfold.tuning.proved_rewriting import NotRewritten, proved
+from onnxfold.tuning.rewritings import NotRewritten, proved
 
 _DOMAIN = "com.microsoft"
 _RANK = 4

@@ -18,9 +18,9 @@ from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.processes import JobFailed, JobTookTooLong
-from onnxfold.tuning.publish import model_bytes
 from onnxfold.tuning.steps import STEPS
 from onnxfold.tuning.trials import Trials
+from onnxfold.tuning.tune_result import model_bytes
 from onnxfold.tuning.workshop import BudgetSpent, Made, Workshop, missing_packages
 
 # The final's share of the budget, and its maximum in seconds.

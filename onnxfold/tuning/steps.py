@@ -87,8 +87,7 @@ class Unflatten(OwnStep):
     name = "unflatten"
 
     def made(self, model: ir.Model) -> ir.Model:
-        from onnxfold.tuning.proved_rewriting import rewritten
-        from onnxfold.tuning.unflatten import unflatten
+        from onnxfold.tuning.rewritings import rewritten, unflatten
 
         return rewritten(model, unflatten)
 
@@ -99,8 +98,7 @@ class Untie(OwnStep):
     name = "untie"
 
     def made(self, model: ir.Model) -> ir.Model:
-        from onnxfold.tuning.proved_rewriting import rewritten
-        from onnxfold.tuning.untie import tied_again, untie
+        from onnxfold.tuning.rewritings import rewritten, tied_again, untie
 
         return rewritten(model, untie, tied_again)
 

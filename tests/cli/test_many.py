@@ -14,10 +14,10 @@ import pytest
 
 from onnxfold.cli import terminal
 from onnxfold.cli.many import run_many
+from onnxfold.cli.optimize_many import print_many
 from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 from onnxfold.fleet import Errand, FleetRow, errands, spread
-from onnxfold.model_io.replacing import is_ours
-from onnxfold.report.printed_many import print_many
+from onnxfold.model_io.report_files import is_ours
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 from tests.cli.command import Cli
 

@@ -10,7 +10,7 @@ import pytest
 
 import onnxfold
 from onnxfold.errors import UsageError
-from onnxfold.model_io.replacing import is_ours
+from onnxfold.model_io.report_files import is_ours
 from tests.builders import model_of, pre_norm_model
 from tests.cli.command import Cli
 

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 import onnxfold
+from onnxfold.cli.bench import print_benchmark
 from onnxfold.errors import ModelError, one_line
-from onnxfold.report.printed_bench import print_benchmark
 from onnxfold.runtime.bench import bench, is_apart
 from onnxfold.runtime.library import get_library_path
 from onnxfold.runtime.session_graph import session_operators

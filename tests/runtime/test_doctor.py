@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from onnxfold.cli.installation import print_examination
 from onnxfold.errors import OnnxfoldError
-from onnxfold.report.printed_examination import print_examination
 from onnxfold.runtime import cuda, doctor
 from onnxfold.runtime.doctor import examine
 from onnxfold.runtime.library import SelfTest

@@ -15,7 +15,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.tuning import join_attention
 from onnxfold.tuning.attention_sites import AttentionSite, find_attention
 from onnxfold.tuning.join_attention import with_joined_attention
-from onnxfold.tuning.proved_rewriting import NotRewritten
+from onnxfold.tuning.rewritings import NotRewritten
 from tests.sessions import outputs
 
 _ROUNDING = 2e-6  # of means of numbers of the order of 1

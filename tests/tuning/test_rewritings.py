@@ -10,9 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.graph.operands import known_tensor
-from onnxfold.tuning.proved_rewriting import NotRewritten, rewritten
-from onnxfold.tuning.unflatten import unflatten
-from onnxfold.tuning.untie import tied_again, untie
+from onnxfold.tuning.rewritings import NotRewritten, rewritten, tied_again, unflatten, untie
 from tests.sessions import outputs
 
 # Sums of 4 to 6 products of numbers below 4, in float32 and another order.

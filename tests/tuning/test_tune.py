@@ -15,8 +15,8 @@ from onnxfold.runtime.library import has_cuda
 from onnxfold.tuning import search
 from onnxfold.tuning import tuner as tuning
 from onnxfold.tuning.candidate import Status
-from onnxfold.tuning.publish import METADATA_KEY
 from onnxfold.tuning.steps import STEPS
+from onnxfold.tuning.tune_result import METADATA_KEY
 from tests.sessions import session
 from tests.tuning.broken_tools import BROKEN
 from tests.tuning.forked import forked_jobs
