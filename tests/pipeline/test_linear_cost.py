@@ -36,13 +36,20 @@ def test_a_sum_of_four_times_the_parts_costs_four_times_as_much(kind: str, count
     assert many < _MOST * few
 
 
-@pytest.mark.parametrize("made", [norms, quotients, doubled])
+@pytest.mark.parametrize("made", [norms, quotients])
 def test_four_times_the_norms_cost_four_times_as_much(
     made: Callable[[int], onnx.ModelProto],
 ) -> None:
     _calls(made(1))
     few, many = (_calls(made(count)) for count in (16, 64))
     assert many < _MOST * few
+
+
+@pytest.mark.parametrize("options", [{}, {"target": "ort", "defer": "all"}], ids=["fold", "defer"])
+def test_a_value_that_is_added_to_itself_is_walked_once(options: dict[str, str]) -> None:
+    """There are 2^60 ways from the norm to the layer."""
+    result = onnxfold.optimize(doubled(60), check=0, **options)
+    assert result.report["inspect"]["summary"]["foldable"] == 1
 
 
 def test_the_way_from_a_scale_to_softmax_is_looked_for_once() -> None:
