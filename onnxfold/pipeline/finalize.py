@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxfold import __version__
 from onnxfold.graph import ModelInfo, constant_tensor, operator
-from onnxfold.graph.edit import redirect, set_input, sweep
+from onnxfold.graph.edit import redirect, set_input
 from onnxfold.graph.equality import numbers_key
 from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
@@ -207,7 +207,8 @@ def share_constants(model: ir.Model, before: Container[ir.Node]) -> None:
     """Merge equal Constant nodes of one graph, except those that were there ``before``."""
     for graph in all_graphs(model):
         known: dict[object, ir.Value] = {}
-        for node in list(graph):
+        unread: list[ir.Node] = []
+        for node in graph:
             tensor = None if operator(node) != "Constant" else constant_tensor(node.outputs[0])
             if tensor is None or node in before:
                 continue
@@ -215,7 +216,9 @@ def share_constants(model: ir.Model, before: Container[ir.Node]) -> None:
             shared = known.setdefault(key, node.outputs[0])
             if shared is not node.outputs[0]:
                 redirect(node.outputs[0], shared)
-                sweep([node])
+                unread.append(node)
+        gone = (node for node in unread if not node.outputs[0].is_graph_output())
+        graph.remove(gone, safe=True)  # at once, which is faster
 
 
 def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:

@@ -82,3 +82,27 @@ def test_a_mean_that_stays_and_a_norm_after_it_have_a_reason_each() -> None:
     reasons = _reasons(_model(body))
     assert reasons["d"]["sentence"] == "Relu 'Relu->f' is not linear"
     assert reasons["y"]["nodes"] == ["Sigmoid->h"]
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "code", "nodes"),
+    [
+        ("a = Relu(p) {} y = Tanh(d)", "d", "activation", ["Relu->a"]),
+        ("a = Mul(p, u) {} y = Tanh(d)", "d", "varies_along_fiber", ["Mul->a"]),
+        ("a = Identity(u) {} y = Tanh(d)", "d", "graph_input", ["u"]),
+        ("a = Identity(p) {} z = Exp(a) y = Add(d, z)", "d", "exact_reader", ["Exp->z"]),
+        ("a = Relu(p) {} y = LpNormalization<p=1>(d)", "d", "activation", ["Relu->a"]),
+        ("a = Relu(p) {} y = LpNormalization(d)", "y", "not_centred_norm", []),
+        ("a = Relu(p) {} y = MeanVarianceNormalization<axes=[1]>(d)", "d", "activation", None),
+        ("y = MeanVarianceNormalization<axes=[1]>(p)", "y", "no_cheaper_form", None),
+        ("y = LpNormalization(p)", "y", "not_centred_norm", []),
+    ],
+)  # fmt: skip
+def test_means_outside_of_norms_and_norms_of_other_kinds_have_reasons(
+    body: str, value: str, code: str, nodes: list[str] | None
+) -> None:
+    mean = "m = ReduceMean<axes=[-1]>(a) d = Sub(a, m)"
+    reason = _reasons(_model(f"p = MatMul(u, W) {body.format(mean)}"))[value]
+    assert reason["code"] == code
+    assert nodes is None or reason["nodes"] == nodes
+    assert "inserted" not in reason["sentence"]  # which is what such a mean is
