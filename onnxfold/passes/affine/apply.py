@@ -22,6 +22,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 
 _GAMMA, _BETA = 1, 2
+_SUMS = ("Add", "Sub")
 _NAMES = {0.0: "zeros", 0.5: "halves", 1.0: "ones", 2.0: "twos"}
 
 
@@ -112,10 +113,10 @@ class Norms:
 
     def _take_inside(self, fusion: AffineFusion, source: AffineSource) -> None:
         """Make the Mul and the Add read ones and zeros, so that the norm keeps its form."""
-        add, mul = _parts(source)
-        for node, moved, number in ((add, fusion.beta, 0.0), (mul, fusion.gamma, fusion.left)):
-            if node is not None and moved:
-                self._refill(node, number)
+        for node in source.nodes:
+            adds = node.op_type in _SUMS
+            if fusion.beta if adds else fusion.gamma:
+                self._refill(node, 0.0 if adds else fusion.left)
 
     def _refill(self, node: ir.Node, number: float) -> None:
         """Make a Mul or Add read one number instead of its constant."""
@@ -174,7 +175,7 @@ class Norms:
 
 def _parts(source: AffineSource) -> tuple[ir.Node | None, ir.Node | None]:
     """Return the nodes that add beta and multiply by gamma."""
-    adds = [node for node in source.nodes if node.op_type in ("Add", "Sub")]
+    adds = [node for node in source.nodes if node.op_type in _SUMS]
     scales = [node for node in source.nodes if node not in adds]
     return next(iter(adds), None), next(iter(scales), None)
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.operands import is_read_once, known_operand
+from onnxfold.graph.operands import is_read_once, known_operand, operands
 from onnxfold.graph.operands import operand as operand_of
 from onnxfold.norms.quotients import refuse_constant
 from onnxfold.norms.site import NORM_OPERATORS, WITHOUT_AFFINE, NormForm, NormKind, NormSite
@@ -19,7 +19,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 
 _GAMMA, _BETA = 1, 2  # operands of every norm that is one operator
 _OPERATORS = (("Add", _BETA), ("Mul", _GAMMA))
-_Parts = dict[int, tuple[ir.Node, Array]]  # by operand, the node that applies it and its numbers
+_Parts = dict[int, tuple[list[ir.Node], Array]]  # by operand, what applies it and its numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ def _of_nodes(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
     if made is None:
         return _unknown(site, "has a gamma or beta whose shape differs from its input's")
     channels, vectors = made
-    nodes = tuple(node for node, _ in found.values())
+    nodes = tuple(node for applying, _ in found.values() for node in applying)
     return AffineSource(
         site, value, channels, vectors.get(_GAMMA), vectors.get(_BETA), nodes, inside
     )
@@ -147,12 +147,12 @@ def _last(view: ModelInfo, site: NormSite, value: ir.Value) -> _Parts:
         if step is None or (found and not is_read_once(value)):
             continue
         node, array, value = step
-        found[index] = node, array
+        found[index] = [node], array
     return found
 
 
 def _inside(view: ModelInfo, site: NormSite) -> _Parts:
-    """Return the only node that adds beta, and the Mul by gamma; () if there are other readers."""
+    """Return the only node that adds beta, and each Mul by gamma; {} if there are other readers."""
     found: _Parts = {}
     if site.kind is NormKind.DYT:
         return found  # gamma may move without beta, which then becomes beta / gamma
@@ -162,10 +162,17 @@ def _inside(view: ModelInfo, site: NormSite) -> _Parts:
         array = unrounded_numbers(view, part) if isinstance(part, ir.Value) else None
         readers = part.consumers() if isinstance(part, ir.Value) else ()
         here = [node for node in readers if node in site.nodes]
-        if array is None or len(here) != 1 or not _applies(here[0], op_type, part):
+        once = len(here) == 1 or (index == _GAMMA and all(_scales(view, node) for node in here))
+        if array is None or not here or not once or not _applies(here[0], op_type, part):
             return {}
-        found[index] = here[0], array
+        found[index] = here, array
     return found
+
+
+def _scales(view: ModelInfo, node: ir.Node) -> bool:
+    """Whether a node multiplies what the norm computes, as x r gamma - mean r gamma does twice."""
+    computed = [value for value in operands(node) if view.array(value) is None]
+    return operator(node) == "Mul" and len(computed) == 1
 
 
 def _applies(node: ir.Node, op_type: str, part: object) -> bool:

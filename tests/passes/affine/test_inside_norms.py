@@ -38,8 +38,13 @@ TAKEN = NORM.replace("negative = Neg (mean)", "").replace("Mul (negative,", "Mul
 TAKEN = TAKEN.replace("Add (offset, beta)", "Sub (beta, offset)")
 
 
+# As x * (r * gamma) + (beta - mean * r * gamma) in PyTorch.
+TWICE = TAKEN.replace("Mul (mean, scale)", "Mul (mean, r)")
+TWICE = TWICE.replace("rest = Sub (beta, offset)", "o = Mul (offset, gamma) rest = Sub (beta, o)")
+
+
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
-@pytest.mark.parametrize("norm", [NORM, TAKEN], ids=["added", "taken from"])
+@pytest.mark.parametrize("norm", [NORM, TAKEN, TWICE], ids=["added", "taken from", "twice"])
 def test_they_move_in_the_first_run(norm: str, target: str) -> None:
     result = onnxfold.optimize(parser.parse_model(norm), target=target)
     assert "left_out" not in result.report
