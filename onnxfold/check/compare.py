@@ -2,111 +2,70 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from onnxfold.check.blame import Blame, blame, broken
 from onnxfold.check.budget import Budget
 from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
-from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES
 from onnxfold.check.result import BudgetVerification, ModelSource, Verification
-from onnxfold.check.runners import CannotRun, OnnxRuntime, Outputs
+from onnxfold.check.runners import CannotRun, OnnxRuntime
 from onnxfold.check.traps import traps
-from onnxfold.check.truth import Progress, Truth, judged, truth_of, within
+from onnxfold.check.truth import Progress, Truth, TruthOptions, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
-from onnxfold.inputs import InputSpec
 from onnxfold.option_checks import check_number
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 
-def verify(  # noqa: PLR0913  # each is an option of the command line
+def verify(
     original: ModelSource,
     rewritten: ModelSource,
     *,
-    samples: int = 2,
-    seed: int = 0,
-    data: Sequence[Outputs] = (),
-    spec: InputSpec | None = None,
     limit: float = DEFAULT_NOISE_LIMIT,
     rtol: float | None = None,
     atol: float | None = None,
-    providers: Sequence[str] | None = None,
     progress: Progress | None = None,
-    float64_limit_bytes: int = FLOAT64_LIMIT_BYTES,
-    memory_bytes: int | None = None,
     find_blame: bool = False,
-    rows: bool = False,
+    **asked: Unpack[TruthOptions],
 ) -> Verification:
     """Compare two models on seeded inputs by the criterion of `onnxfold.check.criterion`.
 
     The truth is a float64 run of the original. Both models run in their own precision, in ONNX
     Runtime if possible, otherwise in the interpreter. `rtol` or `atol` replace the criterion by
-    bounds on the distance to the truth. If no float64 run is possible (an operator without a
-    kernel, a tensor of more than `float64_limit_bytes`, too many parameters), both are compared in
-    ONNX Runtime without optimizations, and the noise is that between the original with and without
-    them. `memory_bytes`: how much memory the comparison may use, by default most of what is free;
-    larger models run in pieces, one after the other. `data`: further inputs, run after the drawn
-    ones. `find_blame`: name the nodes at fault if the check fails. `rows`: add samples with
-    constant, shifted and zero rows.
+    bounds on the distance to the truth. If no float64 run is possible, both are compared in ONNX
+    Runtime without optimizations, and the noise is that between the original with and without
+    them. `find_blame`: name the nodes at fault if the check fails. `asked`: of the original's run
+    (`truth_of`).
 
     Raises UsageError for invalid options or inputs, ModelError if the original cannot be run,
     VerificationError if the rewritten model cannot be run or nothing can be compared.
     """
     criterion = _criterion(limit, rtol, atol)
-    check_interface(original, rewritten)
-    done = _thirds(progress, samples + len(data))
-    truth = truth_of(
-        original,
-        spec=spec,
-        samples=samples,
-        seed=seed,
-        data=data,
-        providers=providers,
-        memory_bytes=memory_bytes,
-        float64_limit_bytes=float64_limit_bytes,
-        progress=done,
-        rows=rows,
-        strict=True,
-    )
+    truth = _truth(original, rewritten, progress, asked, strict=True)
     verification = judged(original, rewritten, truth, criterion)
     if find_blame and not verification.passed:
         blamed, notes = _blamed(original, rewritten, truth)
         verification = replace(verification, blame=blamed, notes=notes)
-    done(3 * len(truth.feeds), 0)
+    _end(progress, truth)
     return verification
 
 
-def verify_within(  # noqa: PLR0913  # each is an option of the command line
+def verify_within(
     original: ModelSource,
     changed: ModelSource,
     budget: Budget,
     *,
-    samples: int = 2,
-    seed: int = 0,
-    data: Sequence[Outputs] = (),
-    spec: InputSpec | None = None,
-    providers: Sequence[str] | None = None,
     progress: Progress | None = None,
-    memory_bytes: int | None = None,
     find_blame: bool = False,
+    **asked: Unpack[TruthOptions],
 ) -> BudgetVerification:
     """Compare a model of reduced precision with a float64 run of the original, by a budget.
 
     Options and errors are as in `verify`.
     """
-    check_interface(original, changed)
-    done = _thirds(progress, samples + len(data))
-    truth = truth_of(
-        original,
-        spec=spec,
-        samples=samples,
-        seed=seed,
-        data=data,
-        providers=providers,
-        memory_bytes=memory_bytes,
-        progress=done,
-    )
+    truth = _truth(original, changed, progress, asked, strict=False)
     report = within(changed, truth, budget)
     blamed: tuple[Blame, ...] = ()
-    notes = traps(original, changed) + _unloadable(changed, providers or ())
+    notes = traps(original, changed) + _unloadable(changed, asked.get("providers") or ())
     if report.passed:
         blamed = _broken(original, changed, truth, budget)
         if blamed:
@@ -115,7 +74,7 @@ def verify_within(  # noqa: PLR0913  # each is an option of the command line
     elif find_blame:
         blamed, unknown = _blamed(original, changed, truth)
         notes += unknown
-    done(3 * len(truth.feeds), 0)
+    _end(progress, truth)
     return BudgetVerification(
         passed=report.passed,
         runtime=truth.evidence.runtime,
@@ -140,14 +99,28 @@ def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ..
     return tuple(found)
 
 
-def _thirds(progress: Progress | None, samples: int) -> Progress:
-    """Report samples of the float64 run as the first third of the work."""
+def _truth(
+    original: ModelSource,
+    changed: ModelSource,
+    progress: Progress | None,
+    asked: TruthOptions,
+    *,
+    strict: bool,
+) -> Truth:
+    """Run the original, which is the first third of the work."""
+    check_interface(original, changed)
 
-    def done(count: int, _total: int) -> None:
+    def third(count: int, total: int) -> None:
         if progress is not None:
-            progress(count, 3 * samples)
+            progress(count, 3 * total)
 
-    return done
+    return truth_of(original, progress=third, strict=strict, **asked)
+
+
+def _end(progress: Progress | None, truth: Truth) -> None:
+    total = 3 * len(truth.feeds)
+    if progress is not None:
+        progress(total, total)
 
 
 def _broken(

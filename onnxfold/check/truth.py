@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -78,6 +78,19 @@ class Truth:
                 self.evidence, original, self.feeds, names, self.seed
             )
         return self._noisier[key]
+
+
+class TruthOptions(TypedDict, total=False):
+    """The options of `truth_of`, for those who pass them on."""
+
+    spec: InputSpec | None
+    samples: int
+    seed: int
+    data: Sequence[Outputs]
+    providers: Sequence[str] | None
+    memory_bytes: int | None
+    float64_limit_bytes: int
+    rows: bool
 
 
 def truth_of(  # noqa: PLR0913  # each is an option of the command line
