@@ -22,7 +22,7 @@ from onnxfold.check.reference import (
     check_supported,
     run,
 )
-from onnxfold.check.reference.kernel import MOST_ELEMENTS
+from onnxfold.check.reference.kernel import check_size
 from onnxfold.check.runners import Feeds, Outputs
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import ModelInfo
@@ -180,9 +180,10 @@ def _check_weights(model: ir.Model, limit_bytes: int) -> None:
 
 
 def _check_values(model: ir.Model, feeds: Feeds, limit_bytes: int) -> bool:
-    """Whether the shapes of the inputs tell every size; raises UnsupportedOperator for a large one.
+    """Whether the shapes of the inputs tell every size: not in a Loop, of any number of steps.
 
-    Bodies of loops may run any number of times, and the interpreter refuses MOST_ELEMENTS itself.
+    Raises UnsupportedOperator for a value that is too large, ResourceLimitError for one that no
+    check is worth.
     """
     typed = model.clone()
     for value in typed.graph.inputs:
@@ -193,15 +194,17 @@ def _check_values(model: ir.Model, feeds: Feeds, limit_bytes: int) -> bool:
     except ModelError:  # a run shows it, and says where
         return False
     known = all(node.op_type != "Loop" for node in info.nodes())
-    large: ir.Value | None = None
-    for value in (value for node in info.nodes() for value in node.outputs if value.name):
-        size = _elements(info, value)
-        if size is None or size > MOST_ELEMENTS:
-            known = False
-        elif size * _bytes(value) > limit_bytes and large is None and info.tensor(value) is None:
-            large = value
-    if large is not None:
-        raise _too_large(large)
+    for node in info.nodes():
+        for value in (value for value in node.outputs if value.name):
+            size = _elements(info, value)
+            known = known and size is not None
+            if size is None or size * _bytes(value) <= limit_bytes:
+                continue
+            if info.tensor(value) is not None:
+                continue
+            if not node.op_type.startswith("Conv"):  # as the kernels do
+                check_size(node, size)
+            raise _too_large(value)
     return known
 
 

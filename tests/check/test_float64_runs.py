@@ -30,7 +30,8 @@ def _model(body: str, outputs: str, size: str = "4, 64", scale: float = 1.0) -> 
         f"""<ir_version: 8, opset_import: ["": 17]>
         steps (float[{size}] x) => ({outputs})
         <float one = {{1.0}}, float two = {{2.0}}, float rate = {{3.9}}, float scale = {{{scale}}},
-        float epsilon = {{0.00001}}, float[64] gamma = {{{gamma}}}> {{ {body} }}"""
+        int64[2] twice = {{2, 1}}, float epsilon = {{0.00001}},
+        float[64] gamma = {{{gamma}}}> {{ {body} }}"""
     )
     return ModelSource(ir.from_proto(proto))
 
@@ -119,14 +120,14 @@ def test_where_sizes_or_steps_are_unknown_the_float64_run_guards_the_others(
     assert verify(source, source).method == "float64"
 
 
-def test_what_is_doubled_is_refused_before_it_fills_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("unused")
+@pytest.mark.parametrize("op", ["Concat <axis = 0> (a{0}, a{0})", "Tile (a{0}, twice)"])
+def test_what_is_doubled_is_refused_before_any_run(
+    op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OwnRuns, "are_scattered", pytest.fail)
-    for module in ("float64_runs", "reference.kernel"):
-        monkeypatch.setattr(f"onnxfold.check.{module}.MOST_ELEMENTS", 2**12)
-    doubled = "".join(f"a{n + 1} = Concat <axis = 0> (a{n}, a{n}) " for n in range(12))
-    source = _model(f"a0 = Identity (x) {doubled} y = Neg (a12)", "float[N, 64] y")
+    grown = "".join(f"a{n + 1} = {op} ".format(n) for n in range(30))
+    source = _model(f"a0 = Identity (x) {grown} y = Neg (a30)", "float[N, 64] y")
     with pytest.raises(ResourceLimitError, match="elements; give other inputs"):
         verify(source, source)
 

@@ -49,6 +49,33 @@ def counts(result: onnxfold.Result) -> tuple[int, int]:
     return summary["foldable"], summary["folded"]
 
 
+_MERGED = """h = MatMul(x, W) mean = ReduceMean<axes=[-1]>(h) centred = Sub(h, mean)
+    square = Mul(centred, centred) variance = ReduceMean<axes=[-1]>(square)
+    shifted = Add(variance, epsilon) root = Sqrt(shifted) """
+_INVERSE = "inverse = Reciprocal(root) "
+_READER = "q{0} = {1} m{0} = Mul(q{0}, gamma) n{0} = Add(m{0}, beta) t{0} = Tanh(n{0}) "
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize(
+    ("inverse", "quotient"), [("", "Div(centred, root)"), (_INVERSE, "Mul(centred, inverse)")]
+)
+def test_norms_that_share_a_root_fold_because_no_session_fuses_them(
+    inverse: str, quotient: str, target: str, tmp_path: Path
+) -> None:
+    """As optimizers merge equal operators: each addition of beta is an operator before too."""
+    readers = "".join(_READER.format(number, quotient) for number in range(2))
+    made = model(_MERGED + inverse + readers + "y = Add(t0, t1)", "rows", 4, width=32)
+    made.graph.register_initializer(
+        ir.Value(name="epsilon", const_value=ir.tensor(np.float32(1e-5), name="epsilon"))
+    )
+    path, output = tmp_path / "m.onnx", tmp_path / "fast.onnx"
+    onnx.save(ir.to_proto(made), path)
+    assert counts(onnxfold.optimize(path, output, target=target)) == (2, 2)
+    before, after = (sum((session_operators(file) or {}).values()) for file in (path, output))
+    assert after < before
+
+
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 @pytest.mark.parametrize(
     ("body", "sizes", "width", "folded"),

@@ -82,15 +82,19 @@ class Call:
 
     def check_size(self, shape: Iterable[float]) -> None:
         """Refuse a result whose size is a number in the model, before it is allocated."""
-        elements = prod(float(size) for size in shape)
-        if elements > MOST_ELEMENTS:
-            raise ResourceLimitError(
-                f"node {node_label(self.node)!r} ({operator(self.node)}) asks for {elements:.3g} "
-                "elements; give other inputs (--inputs), or leave out the check (--no-check)"
-            )
+        check_size(self.node, prod(float(size) for size in shape))
 
     def unsupported(self, why: str) -> UnsupportedOperator:
         return UnsupportedOperator.at(self.node, why)
+
+
+def check_size(node: ir.Node, elements: float) -> None:
+    """Refuse a result of more elements than any check is worth."""
+    if elements > MOST_ELEMENTS:
+        raise ResourceLimitError(
+            f"node {node_label(node)!r} ({operator(node)}) asks for {elements:.3g} elements; "
+            "give other inputs (--inputs), or leave out the check (--no-check)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,13 @@ class _Prices:
         done = work(self.view.shape(site.input), site.size)
         if self.settings.convert_to is not None:  # one centering for one norm is a LayerNorm
             return Demand(site, done.elements * (costs.centring - 1))
-        beta = costs.adds_beta and self._keeps_beta(site)
+        shared = max((self.sharing[value] for value in site.centred), default=1)
+        merged = shared > 1 and not self.forms.calls_in_place(site)  # no session makes them one
+        beta = costs.adds_beta and not merged and self._keeps_beta(site)
         apart = self._joined(site)
         gain, spent = costs.saved(done), costs.more(apart, done)
         spent += costs.added(done) if beta else 0
-        shared = max((self.sharing[value] for value in site.centred), default=1)
-        if shared > 1 and not self.forms.calls_in_place(site):
+        if merged:
             # Together they compute x - mean(x) once, as a centering does, but not as operators.
             gain = min(gain, spent + done.elements * costs.centring // shared)
         if self.view.is_dead(site.last):  # no session computes it: it folds where that is free
