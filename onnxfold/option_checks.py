@@ -1,5 +1,6 @@
-"""Checks of the numbers that options take."""
+"""Checks of the numbers that options take, and their lists of names."""
 
+from collections.abc import Iterable
 from math import inf
 
 from onnxfold.errors import UsageError
@@ -43,3 +44,8 @@ def bytes_of(gigabytes: float | None) -> int | None:
     if not 0 < gigabytes < inf:
         raise UsageError(f"the memory of the check must be positive, not {gigabytes:g} GB")
     return max(1, int(gigabytes * 1e9))
+
+
+def listed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return several names; one text is one name, not its letters."""
+    return (names,) if isinstance(names, str) else tuple(names)

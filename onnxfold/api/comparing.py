@@ -10,7 +10,7 @@ from onnxfold.api.known_names import suggesting
 from onnxfold.check import BudgetVerification, ModelSource, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
-from onnxfold.option_checks import bytes_of
+from onnxfold.option_checks import bytes_of, listed
 from onnxfold.options import GivenInputs
 from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
@@ -69,7 +69,7 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     first, second = (ModelSource(source.model, source.path) for source in sources)
     given: dict[str, Any] = {
         "spec": InputSpec.of(inputs) if inputs else None,
-        "providers": tuple(providers) or None,
+        "providers": listed(providers) or None,
         "memory_bytes": bytes_of(memory),
         "progress": StageTimer(progress).part("verify"),
         "samples": (0 if metrics and data is not None else 2) if samples is None else samples,
@@ -138,6 +138,6 @@ def bench(
         threads=threads,
         inputs=inputs,
         seed=seed,
-        providers=tuple(providers),
+        providers=listed(providers),
         progress=progress,
     )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxfold.api.known_names import suggesting
 from onnxfold.model_io.sources import open_source
-from onnxfold.option_checks import bytes_of
+from onnxfold.option_checks import bytes_of, listed
 from onnxfold.options import (
     DEFAULT_SPLIT_BYTES,
     Defer,
@@ -153,7 +153,7 @@ def measure(  # noqa: PLR0913  # each is an option of the command line
         reading=reading,
         workers=workers,
         threads=threads,
-        providers=tuple(providers),
+        providers=listed(providers),
         memory_bytes=bytes_of(memory),
         skip_bad=skip_bad,
         resume=None if resume is None else Path(resume),

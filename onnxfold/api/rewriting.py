@@ -13,6 +13,7 @@ from onnxfold import model_io
 from onnxfold.api.known_names import suggesting
 from onnxfold.errors import UsageError
 from onnxfold.model_io.sources import open_source
+from onnxfold.option_checks import listed
 from onnxfold.options import (
     DEFAULT_INEXACT_ERROR,
     DEFAULT_NOISE_LIMIT,
@@ -192,7 +193,7 @@ def _chosen(arguments: Mapping[str, Any]) -> Options:
     }
     options["target"] = target_named(options["target"])
     options["fuse_affine"] = fuse_affine_named(options["fuse_affine"])
-    options["providers"] = tuple(options["providers"])
+    options["providers"] = listed(options["providers"])
     if isinstance(options["inputs"], Mapping):
         options["inputs"] = dict(options["inputs"])
     chosen = Options(**options)

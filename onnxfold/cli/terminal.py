@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from onnxfold.cli.guard import note_stage, note_work
-from onnxfold.errors import CommandInterruptedError, ModelError, UsageError, printable
+from onnxfold.errors import ModelError, UsageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,15 +177,10 @@ def progress(
 
     On a terminal it is a bar; otherwise, or if verbose, one of the ``lines`` on standard output per
     stage, so that standard error contains only errors.
-
-    Raises CommandInterruptedError instead of KeyboardInterrupt, for which Typer prints nothing.
     """
     note_work(model, folder)
-    try:
-        with _shown(verbosity, lines=lines) as listener:
-            yield listener
-    except KeyboardInterrupt as error:
-        raise CommandInterruptedError from error
+    with _shown(verbosity, lines=lines) as listener:
+        yield listener
 
 
 @contextmanager

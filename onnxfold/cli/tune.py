@@ -15,7 +15,7 @@ from onnxfold.cli.guard import note_work
 from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_many
 from onnxfold.cli.optimize import destination
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.errors import CommandInterruptedError, UsageError
+from onnxfold.errors import UsageError
 from onnxfold.fleet import errands
 from onnxfold.tuning.options import TuneOptions, tune_options
 
@@ -146,16 +146,13 @@ def _shown(
 ) -> Iterator[Listener | None]:
     """Show the progress of a run: a bar on a terminal, otherwise a line for each candidate."""
     note_work(model, folder)
-    try:
-        if verbosity is Verbosity.QUIET:
-            yield None
-        elif terminal.is_watched():
-            with _bar() as show:
-                yield show
-        else:
-            yield _line if lines else None
-    except KeyboardInterrupt as error:
-        raise CommandInterruptedError from error
+    if verbosity is Verbosity.QUIET:
+        yield None
+    elif terminal.is_watched():
+        with _bar() as show:
+            yield show
+    else:
+        yield _line if lines else None
 
 
 def _line(progress: SearchProgress) -> None:

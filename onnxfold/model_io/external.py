@@ -64,6 +64,9 @@ def resolve(location: str, folders: Sequence[Path], what: str) -> Path:
                 f"{what} has its data in '{shown}', a link to '{show(real)}', which is missing"
             )
         return real
+    if not folders:
+        remedy = "it was not loaded: onnx.load_external_data_for_model(model, folder) does, or pass"
+        raise ModelError(f"{what} has its data in '{shown}', and {remedy} the path of the model")
     raise ModelError(f"{what} has its data in '{shown}', which is missing; put it beside the model")
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from onnxfold.errors import UsageError
 from onnxfold.fleet import check_threads
-from onnxfold.option_checks import bytes_of, check_number
+from onnxfold.option_checks import bytes_of, check_number, listed
 from onnxfold.options import (
     ROTATIONS,
     Device,
@@ -199,13 +199,12 @@ def tune_options(
     **options: Any,
 ) -> TuneOptions:
     """Return options with their names read; raises UsageError for an invalid one."""
-    names = (precision,) if isinstance(precision, str) else tuple(precision)
     return TuneOptions(
         device=member(Device, device, f"device '{device}'"),
-        precision=tuple(dict.fromkeys(map(precision_named, names))),
+        precision=tuple(dict.fromkeys(map(precision_named, listed(precision)))),
         data=None if data is None else Path(data),
         metric=None if metric is None else member(Metric, metric, f"metric '{metric}'"),
-        chains=tuple(chains),
+        chains=listed(chains),
         keep_candidates=None if keep_candidates is None else Path(keep_candidates),
         **options,
     )

@@ -152,13 +152,15 @@ def test_an_interrupt_is_handed_on(model: Path) -> None:
     assert os.listdir(model.parent) == ["model.onnx"]
 
 
-def test_an_interrupt_before_the_command_has_begun_is_no_traceback(model: Path) -> None:
-    program = """
+@pytest.mark.parametrize("imported", ["typer", "numpy", "onnxfold.pipeline"])
+def test_an_interrupt_of_an_import_is_no_traceback(imported: str, model: Path) -> None:
+    """Typer is imported before a command begins, the others by it."""
+    program = f"""
 import sys
 class Interrupting:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "typer":
+        if name == "{imported}":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting)
 from onnxfold.__main__ import run

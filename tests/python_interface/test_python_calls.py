@@ -199,3 +199,35 @@ def test_a_users_program_is_typed(tmp_path: Path) -> None:
     assert len(faults) == users_program.WRONG.count("# wrong"), done.stdout + done.stderr
     assert all(line.startswith("wrong.py") for line in faults)
     assert 'Unexpected keyword argument "taget" for "optimize"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path, name: onnxfold.optimize(path, providers=name),
+        lambda path, name: onnxfold.convert(path, to="rms", providers=name),
+        lambda path, name: onnxfold.verify(path, path, providers=name),
+        lambda path, name: onnxfold.bench(path, providers=name),
+    ],
+)
+def test_one_text_is_one_provider(call: Callable[[Path, str], object], path: Path) -> None:
+    """Its letters were once taken for names: there is no 'C' here."""
+    call(path, "CPUExecutionProvider")
+    with pytest.raises(onnxfold.UsageError, match="'Nothing'"):
+        call(path, "Nothing")
+
+
+def test_one_text_is_one_chain(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(onnxfold.UsageError, match="no step 'nothing'"):
+        onnxfold.tune(path, tmp_path / "o.onnx", chains="nothing")
+
+
+def test_a_model_whose_data_was_left_on_disk_says_how_to_load_it(path: Path) -> None:
+    """onnx.save with external data leaves the model in memory without its numbers, too."""
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert onnxfold.inspect(path)["summary"]["norms"]
+    with pytest.raises(
+        onnxfold.ModelError, match=r"load_external_data_for_model.*or pass the path"
+    ):
+        onnxfold.inspect(model)
