@@ -124,21 +124,21 @@ def _failed(fault: str) -> Judgement:
 def _judge_exact(
     truth: Array, originals: Sequence[Array], rewritten: Array, limit: float
 ) -> Judgement:
-    wrong = ~_same(rewritten, truth)
+    wrong = ~same(rewritten, truth)
     steady = np.ones(truth.shape, dtype=np.bool_)
     for original in originals:
-        steady &= _same(original, truth)
+        steady &= same(original, truth)
     distance = 0.0
     if rewritten.dtype.kind not in "OUS":
         gap = np.abs(rewritten[wrong].astype(np.float64) - truth[wrong].astype(np.float64))
         distance = float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
     wrong &= steady
     count = int(np.count_nonzero(wrong))
-    flips = max((int(np.count_nonzero(~_same(o, truth))) for o in originals), default=0)
+    flips = max((int(np.count_nonzero(~same(o, truth))) for o in originals), default=0)
     if count > limit * flips or not _are_neighbours(rewritten[wrong], truth[wrong]):
         fault = f"{count} of {truth.size} elements differ, where the original is exact"
         return Judgement(distance, distance, 0.0, float("inf"), fault, truth.size)
-    return Judgement(distance, distance, distance, _ratio(count, flips), None, truth.size)
+    return Judgement(distance, distance, distance, ratio_of(count, flips), None, truth.size)
 
 
 def _are_neighbours(a: Array, b: Array) -> bool:
@@ -160,9 +160,10 @@ def _spacing(dtype: np.dtype[np.generic], size: Array) -> Array:
     return spacing
 
 
-def _same(a: Array, b: Array) -> Array:
-    same: Array = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  # NaN, of any type
-    return same
+def same(a: Array, b: Array) -> Array:
+    """Return where elements are equal, or both NaN."""
+    found: Array = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124  # NaN, of any type
+    return found
 
 
 def _misplaced(t: Array, os: Sequence[Array], r: Array) -> int:
@@ -203,8 +204,8 @@ def _compare(
 ) -> tuple[float, str | None]:
     noise, peak = max(map(rms, noises)), max(float(noise.max()) for noise in noises)
     largest = float(np.abs(t).max(initial=0.0))
-    ratio = _ratio(rms(error), max(noise, _least(roundoff, rms(t))))
-    peak_ratio = _ratio(float(error.max()), max(peak, _least(roundoff, largest)))
+    ratio = ratio_of(rms(error), max(noise, _least(roundoff, rms(t))))
+    peak_ratio = ratio_of(float(error.max()), max(peak, _least(roundoff, largest)))
     if ratio > criterion.limit:
         return ratio, f"its error is {ratio:.3g} times that of the original"
     if peak_ratio > _CONCENTRATION * criterion.limit:
@@ -218,7 +219,8 @@ def _least(roundoff: float, size: float) -> float:
     return max(roundoff * size, smallest)
 
 
-def _ratio(error: float, noise: float) -> float:
+def ratio_of(error: float, noise: float) -> float:
+    """Return error / noise; 0 / 0 is 0."""
     if noise > 0:
         return error / noise
     return 0.0 if error == 0 else float("inf")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxfold.check.criterion import rms
+from onnxfold.check.criterion import ratio_of, rms, same
 from onnxfold.check.reference import Array
 from onnxfold.options import Metric
 
@@ -53,8 +53,7 @@ def errors(
 
 def differing(t: Array, r: Array) -> float:
     """The share of elements that differ, NaN from NaN not; of codes, booleans and strings."""
-    same = (t == r) | ((t != t) & (r != r))  # noqa: PLR0124  # NaN, of any type
-    return float(np.count_nonzero(~same)) / max(t.size, 1)
+    return float(np.count_nonzero(~same(t, r))) / max(t.size, 1)
 
 
 def _relative(truths: Sequence[Array], outputs: Sequence[Array], roundoff: float) -> list[float]:
@@ -62,7 +61,7 @@ def _relative(truths: Sequence[Array], outputs: Sequence[Array], roundoff: float
     sizes = [rms(t) for t, _ in told]
     usual = _usual(np.array(sizes))
     return [
-        _quotient(rms(gap), size if size > roundoff * usual else usual)
+        ratio_of(rms(gap), size if size > roundoff * usual else usual)
         for (_, gap), size in zip(told, sizes, strict=True)
     ]
 
@@ -90,7 +89,7 @@ def _cosine(pairs: Sequence[tuple[Array, Array]], roundoff: float) -> list[float
         apart = np.square(_norms(_units(t, sizes) - _units(r, other_sizes))) / 2
         apart[other_sizes == 0] = 1.0
         zero = sizes <= roundoff * usual
-        apart[zero] = [min(1.0, _quotient(float(gap), usual)) for gap in _norms(r[zero] - t[zero])]
+        apart[zero] = [min(1.0, ratio_of(float(gap), usual)) for gap in _norms(r[zero] - t[zero])]
         found.append(float(np.mean(apart)) if apart.size else 0.0)
     return found
 
@@ -139,9 +138,3 @@ def _norms(rows: Array) -> Array:
 def _units(rows: Array, sizes: Array) -> Array:
     units: Array = rows / np.where(sizes > 0, sizes, 1.0)[:, None]
     return units
-
-
-def _quotient(distance: float, size: float) -> float:
-    if size > 0:
-        return distance / size
-    return 0.0 if distance == 0 else float("inf")

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.check.criterion import rms
 from onnxfold.check.reference import Array, Precision, is_wide_float, run, unit_roundoff
 from onnxfold.check.runners import Feeds
 from onnxfold.errors import OnnxfoldError
@@ -72,16 +73,12 @@ def _agree(a: Array, b: Array, bound: float) -> bool:
     if not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return False
     gap = np.where(both, a - np.where(both, b, 0.0), 0.0)
-    size = max(_rms(np.where(both, a, 0.0)), _rms(np.where(both, b, 0.0)))
+    size = max(rms(np.where(both, a, 0.0)), rms(np.where(both, b, 0.0)))
     allowed = bound * size
-    if _rms(gap) <= allowed:
+    if rms(gap) <= allowed:
         return True
     features = [axis for axis in (gap.ndim - 1, 1 if gap.ndim >= 4 else -1) if axis >= 0]
     return any(
-        gap.shape[axis] > 1 and _rms(gap - np.mean(gap, axis=axis, keepdims=True)) <= allowed
+        gap.shape[axis] > 1 and rms(gap - np.mean(gap, axis=axis, keepdims=True)) <= allowed
         for axis in features
     )
-
-
-def _rms(x: Array) -> float:
-    return float(np.sqrt(np.mean(x * x))) if x.size else 0.0

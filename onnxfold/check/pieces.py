@@ -56,7 +56,7 @@ class Pieces:
         self._infos: dict[str, onnx.ValueInfoProto] = {
             info.name: info for info in (*graph.input, *graph.output)
         }
-        self._reads = [frozenset(_reads(node)) for node in self._nodes]
+        self._reads = [frozenset(reads_of(node)) for node in self._nodes]
         self._last: dict[str, int] = {}
         for number, reads in enumerate(self._reads):
             self._last.update(dict.fromkeys(reads, number))
@@ -195,13 +195,13 @@ def _is_fed(tensor: ir.TensorProtocol) -> bool:
     return tensor.nbytes >= _FED_BYTES and dtype.kind in _FED_KINDS and dtype.isbuiltin == 1
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads_of(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, including those that its bodies capture."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             own = {value.name for value in (*graph.input, *graph.initializer)}
             own.update(name for inner in graph.node for name in inner.output)
-            wanted = [name for inner in graph.node for name in _reads(inner)]
+            wanted = [name for inner in graph.node for name in reads_of(inner)]
             wanted += [value.name for value in graph.output]
             yield from (name for name in wanted if name not in own)

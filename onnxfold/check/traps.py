@@ -1,6 +1,6 @@
 """Known defects of files that converters write: those worth a note, and those never allowed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.check.common_values import tensor_types
+from onnxfold.check.pieces import reads_of
 from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph import node_label
@@ -39,7 +40,7 @@ def _early(nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.NodeProto, str] | None
     """Return the first node that reads the result of a later one, and the name of that result."""
     waiting = {name for node in nodes for name in node.output if name}
     for node in nodes:
-        for name in _reads(node):
+        for name in reads_of(node):
             if name in waiting:
                 return node, name
         for attribute in node.attribute:
@@ -49,15 +50,6 @@ def _early(nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.NodeProto, str] | None
                     return found
         waiting.difference_update(node.output)
     return None
-
-
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    yield from node.input
-    for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
-            own = {v.name for v in (*body.input, *body.initializer)}
-            own.update(name for inner in body.node for name in inner.output)
-            yield from (n for inner in body.node for n in _reads(inner) if n not in own)
 
 
 def traps(original: ModelSource, changed: ModelSource) -> tuple[str, ...]:

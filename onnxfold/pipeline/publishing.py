@@ -22,8 +22,7 @@ from onnxfold.passes.findings import Findings
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
-from onnxfold.report.before_after import Figures, document_of, figures
-from onnxfold.report.longer_session import more_operators
+from onnxfold.report.before_after import Figures, document_of, figures, more_operators
 from onnxfold.runtime.session_graph import MOST_NODES
 
 _MOST_SESSION_BYTES = 1 << 30

@@ -7,12 +7,13 @@ from pathlib import PurePath
 from typing import Any
 
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
-from onnxfold.report import longer_session, sentences
+from onnxfold.report import sentences
 from onnxfold.report.before_after import (
     KIND_NAMES,
     FigureRow,
     figure_notes,
     file_rows,
+    priced,
     session_rows,
 )
 from onnxfold.report.drawing import drawing, fate_of
@@ -113,7 +114,7 @@ def _session(report: Mapping[str, Any], document: Mapping[str, Any] | None) -> s
     """Describe what an ONNX Runtime session executes before and after."""
     if document is None or not (rows := session_rows(document, every=True)):
         return ""
-    said = [line for line in (longer_session.priced(report), sentences.work(document)) if line]
+    said = [line for line in (priced(report), sentences.work(document)) if line]
     return (
         f'<section id="session"><h2>What a session runs</h2><p class="soft">{_SESSION}</p>'
         f"{_figures(rows, said)}</section>"

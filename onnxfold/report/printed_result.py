@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.model_io import shown_path
-from onnxfold.report import basis_lines, cautions, longer_session, sentences
-from onnxfold.report.before_after import refusal_notes
+from onnxfold.report import basis_lines, cautions, sentences
+from onnxfold.report.before_after import priced, refusal_notes
 from onnxfold.report.fitted_tables import lines_of, shortened
 from onnxfold.report.printed import (
     check_limits,
@@ -77,7 +77,7 @@ def print_result(
     for line in (*first, *reasons):
         _print(console, line)
     if verbose and report.get("before_after") is not None:
-        price = longer_session.priced(report)
+        price = priced(report)
         print_figures(console, report["before_after"], every=True, price=price)
     for line in last:
         _print(console, line)
@@ -116,7 +116,7 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
     counted = report.get("before_after")
     if counted is not None:
         session = sentences.sessions(counted)
-        lines = (sentences.work(counted), session, longer_session.priced(report))
+        lines = (sentences.work(counted), session, priced(report))
         yield from (_Line(line, spare=line != session) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
     yield from map(_Line, basis_lines.split(report.get("split_gammas")))

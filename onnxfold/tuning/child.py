@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxfold.errors import one_line
-from onnxfold.tuning.stored_arrays import store, stored
+from onnxfold.tuning.processes import store, stored
 
 if TYPE_CHECKING:
     from onnxfold.check.result import ModelSource

@@ -1,4 +1,4 @@
-"""Jobs in separate processes, with limits on seconds and memory."""
+"""Jobs in separate processes, with limits on seconds and memory, and the arrays that they read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnxfold.errors import OnnxfoldError, one_line
+from onnxfold.graph.array_types import Array
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 _TAIL_BYTES = 4096
+_MARK = "_"  # before names, some of which are keywords of numpy's function
 
 
 class JobFailed(OnnxfoldError):  # noqa: N818
@@ -94,3 +98,15 @@ def _result(place: Path, code: int) -> dict[str, Any]:
 def _last_line(path: Path) -> str:
     text = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
     return one_line(Exception(text.splitlines()[-1])) if text else ""
+
+
+def store(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays under arbitrary names."""
+    marked: dict[str, Any] = {_MARK + name: array for name, array in arrays.items()}
+    np.savez(path, **marked)
+
+
+def stored(path: Path) -> dict[str, Array]:
+    """Return the arrays of a file."""
+    with np.load(path, allow_pickle=False) as archive:
+        return {name.removeprefix(_MARK): archive[name] for name in archive.files}

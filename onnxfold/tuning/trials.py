@@ -13,8 +13,7 @@ import numpy as np
 from onnxfold.graph.array_types import Array, Float64
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.options import TuneOptions
-from onnxfold.tuning.processes import JobFailed, Processes
-from onnxfold.tuning.stored_arrays import stored
+from onnxfold.tuning.processes import JobFailed, Processes, stored
 
 _ROUNDS, _LEAST_ROUNDS = 150, 9
 

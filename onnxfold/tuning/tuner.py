@@ -27,9 +27,8 @@ from onnxfold.tuning.chains import chains
 from onnxfold.tuning.facts import guess
 from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import TuneOptions
-from onnxfold.tuning.processes import JobFailed, Processes
+from onnxfold.tuning.processes import JobFailed, Processes, store
 from onnxfold.tuning.search import Listener, Search, SearchProgress
-from onnxfold.tuning.stored_arrays import store
 from onnxfold.tuning.trials import Trials
 from onnxfold.tuning.tune_result import TuneResult, document, keep, model_bytes, publish
 from onnxfold.tuning.workshop import Workshop

@@ -10,7 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxfold import Result
-from onnxfold.report import longer_session
+from onnxfold.report import before_after
 
 __all__ = ["counted", "is_gain", "priced"]
 
@@ -54,7 +54,7 @@ def is_gain(result: Result, longer: int) -> bool:
     prices = result.report["inspect"]["prices"]
     sides = {"before": {"session_operators": {}}, "after": {"session_operators": {"Add": longer}}}
     document = {"free_dimensions": [], **sides}
-    said = longer_session.priced({**result.report, "before_after": document})
+    said = before_after.priced({**result.report, "before_after": document})
     gain = f"save {prices['saved_us']:.3g} µs"
     gained = prices["operators"] >= longer and prices["saved_us"] > prices["spent_us"]
     return gained and said is not None and gain in said

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxfold.shapes.validity import complaint
+from onnxfold.pipeline.error_context import complaint
 
 
 def _complaint(opset: int, node: str, result: str = "float[n, 4] y") -> str | None:

@@ -22,7 +22,6 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.edit import Editor, change_constant
-from onnxfold.graph.equality import stored_rows
 from onnxfold.graph.operands import known_tensor
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS
@@ -31,7 +30,7 @@ from onnxfold.passes.places import ChangedWeight
 from onnxfold.passes.stream_forms.plan import ShiftingPlan
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import TRANSFERS, Point
-from onnxfold.weights.edited import EditedTensor, edited
+from onnxfold.weights.edited import EditedTensor, edited, float64_chunks
 from onnxfold.weights.edits import Shift
 
 
@@ -85,5 +84,5 @@ def _shifted(tensor: ir.TensorProtocol, weight: ChangedWeight, seed: int) -> Edi
 
 
 def _root_mean_square(tensor: ir.TensorProtocol) -> float:
-    total = sum(float(np.square(rows, dtype=np.float64).sum()) for rows in stored_rows(tensor))
+    total = sum(float(np.square(rows).sum()) for _, rows in float64_chunks(tensor))
     return float(np.sqrt(total / max(1, tensor.size)))
