@@ -109,7 +109,7 @@ class TargetLowering:
 
     def _refuse_kernel(self, site: NormSite) -> Refusal | None:
         """Refuse a norm of constants that our kernel would compute in each run, or return None."""
-        return refuse_constant(self._view, site)
+        return refuse_constant(self._view, site) if self._target.traits.calls else None
 
     def _refuse_spelled(self, site: NormSite) -> Refusal | None:
         """Return the same if epsilon may be a constant before a root."""

@@ -136,8 +136,8 @@ _SPELLED = """m = ReduceMean<axes=[-1]>(h)
     [
         ("h = MatMul(x, W) y = LayerNormalization(h, h, c)", 0),
         ("h = MatMul(x, W) y = LayerNormalization(h, c, h)", 0),
-        # It could, as c is constant, and a session computes it once.
-        ("h = Identity(c) z = LayerNormalization(c, c, c) y = Add(z, x)", 0),
+        # Right to fold, as c is constant.
+        ("h = Identity(c) z = LayerNormalization(c, c, c) y = Add(z, x)", 1),
         (f"h = MatMul(x, W) {_SPELLED} y = Mul(n, h)", 0),
         (f"h = MatMul(x, W) {_SPELLED} y = Add(n, h)", 0),
     ],

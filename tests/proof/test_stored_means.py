@@ -11,7 +11,6 @@ import pytest
 import onnxfold
 from onnxfold.graph import Fiber
 from onnxfold.proof import mean_proofs, stored
-from onnxfold.targets import lowering
 from tests.graphs import Array, graph
 
 C = np.random.default_rng(0).standard_normal((3, 2, 3))
@@ -43,11 +42,7 @@ def _spelled(x: str, y: str, axes: str) -> str:
     ],
     ids=["two fibers", "a scalar", "a row", "a dropout that is told not to train"],
 )
-def test_a_norm_of_constants_is_proved(
-    body: str, folds: int, constants: dict[str, Array], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such norms stay, since a session computes them once; folded, they are proved."""
-    monkeypatch.setattr(lowering, "refuse_constant", lambda *_: None)
+def test_a_norm_of_constants_is_proved(body: str, folds: int, constants: dict[str, Array]) -> None:
     outputs = "double[3,2,3] y" + (", double[3,2,3] z" if folds == 2 else "")
     made = {"c": C, "outer": np.array([0, 2])} | constants
     result = onnxfold.optimize(graph(body, "double[B] x", outputs, made))
