@@ -18,14 +18,17 @@ from onnxfold.norms import NORMS, NormSite
 from onnxfold.options import Options
 from onnxfold.refusal import Refusal, RefusalCode
 
+# Parts of passes that are left out where the check fails with them.
+DEFERRED_MEANS, BARE_MEANS = "deferral of LayerNorms", "means outside of norms"
+
 
 @dataclass(frozen=True, slots=True)
 class Settings(Options):
     """The user's options for the passes, with facts of the model and of earlier attempts.
 
     ``overflowing`` are references of weights that must not be centered. ``fused_before`` counts the
-    original model's calls of ours that add a residual. ``defer_layer_norms``: whether the means of
-    LayerNorms may stay in the inputs of downstream layers. ``unproved``: moves of this pass to
+    original model's calls of ours that add a residual. ``failed``: the parts of passes with
+    which the check failed. ``unproved``: moves of this pass to
     leave out, and how their proof failed. ``dropped``: names of LayerNorms whose means are dropped,
     which is then all that is done. ``shared``: names of weights that are stored in parts even if
     others read all of one: a pass gives those a weight of their own. ``feeds``: the data on which
@@ -35,7 +38,7 @@ class Settings(Options):
 
     overflowing: frozenset[str] = frozenset()
     fused_before: int = 0
-    defer_layer_norms: bool = True
+    failed: frozenset[str] = frozenset()
     unproved: Mapping[str, str] = field(default_factory=dict)
     feeds: tuple[Mapping[str, Array], ...] = ()
     data_label: str = ""

@@ -28,7 +28,7 @@ from onnxfold.errors import (
 from onnxfold.graph import ModelInfo
 from onnxfold.model_io.sources import Source, open_source
 from onnxfold.options import Folding, FuseAffine, Options
-from onnxfold.passes.base import Settings, exclusion
+from onnxfold.passes.base import BARE_MEANS, DEFERRED_MEANS, Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.node_notes import strip_notes
@@ -49,8 +49,6 @@ from onnxfold.shapes.claims import Claim, check_claims
 
 if TYPE_CHECKING:
     from onnxfold.proof import Proof
-
-_LAYER_NORMS = "deferral of LayerNorms"  # a part of a pass for which a check may fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         overflowing=attempt.overflowing,
         shared=attempt.shared,
         fused_before=folding.residual_calls(source.model),
-        defer_layer_norms=all(left.name != _LAYER_NORMS for left in attempt.left_out),
+        failed=frozenset(left.name for left in attempt.left_out),
         feeds=() if data is None else data.feeds,
         data_label="" if data is None else data.label,
     )
@@ -244,8 +242,9 @@ def _attempt(
         plan = folded.findings.plan
         with_mean = [norm for norm in plan.deferred if norm.centred]
         moves = (
-            (_LAYER_NORMS, with_mean),
+            (DEFERRED_MEANS, with_mean),
             ("deferral", plan.deferred),
+            (BARE_MEANS, plan.centrings),
             ("tables", [fusion for fusion in plan.fusions if fusion.tables]),
             ("scales", plan.scales),
             ("batch norms", plan.batch_norms),

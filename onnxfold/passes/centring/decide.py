@@ -14,7 +14,7 @@ from onnxfold.graph import ModelInfo, node_label
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring, NormKind, NormSite
 from onnxfold.norms.site import cast_of_centred
 from onnxfold.options import Defer, Device, Folding, WrittenForm
-from onnxfold.passes.base import Settings
+from onnxfold.passes.base import BARE_MEANS, Settings
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.refusal import Refusal, RefusalCode
@@ -111,6 +111,9 @@ def _bare(
         if cast is not None:
             sentence = f"a norm reads it after {node_label(cast)}"
             refusal = Refusal(RefusalCode.NO_CHEAPER_FORM, sentence, (node_label(cast),))
+        if BARE_MEANS in settings.failed:
+            sentence = "without it, what reads the result would err by more than the check allows"
+            refusal = Refusal(RefusalCode.NOT_PROVED, sentence, (each.name,))
         if refusal is None:
             able.append(each)
         else:

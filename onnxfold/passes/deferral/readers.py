@@ -46,7 +46,7 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import absorbing_layer
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.table import row_of
-from onnxfold.passes.base import Settings
+from onnxfold.passes.base import DEFERRED_MEANS, Settings
 from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import CentredReader, HalvedReader, MeanBound
 from onnxfold.passes.places import ReaderRef
@@ -82,7 +82,7 @@ def centred_readers(
     if not settings.defer_means:
         sentence = "its mean would stay in the product, whose rounding grows with it"
         return Refusal(RefusalCode.ROUNDS_MORE, sentence, (site.name,))
-    if not settings.defer_layer_norms:
+    if DEFERRED_MEANS in settings.failed:
         sentence = "a product that keeps the mean would err by more than the check allows"
         return Refusal(RefusalCode.NOT_PROVED, sentence, (site.name,))
     fibers = {site.output: site.fiber}

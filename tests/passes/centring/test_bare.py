@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
+from onnxfold import Verification, VerificationError
 from onnxfold.passes.centring.plan import Fold
 from onnxfold.target import Target
 from tests.graphs import graph, weights
@@ -202,3 +204,29 @@ def test_variances_over_channels_are_those_of_a_norm(after: str, folds: int) -> 
     assert document["summary"]["folded"] == folds
     assert folds or norm["reason"]["code"] == "no_cheaper_form"
     assert not document["centrings"]
+
+
+def test_means_stay_where_the_check_fails_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads x - mean(x) may amplify its roundings, as a Softmax of large numbers does."""
+    body = (
+        "h = MatMul(x, W) n = LayerNormalization<axis=-1>(h, gamma, beta) a = MatMul(n, K) "
+        f"{_CENTRED} y = Softmax<axis=-1>(d)"
+    )
+    made = weights(W=(6, 6), gamma=(6,), beta=(6,), K=(6, 5))
+    model = graph(body, "double[B,6] x", "double[B,5] y", made, opset=17)
+    plain = onnxfold.optimize(model)
+    assert (len(plain.plan.folds), len(plain.plan.centrings)) == (1, 1)
+
+    def check(*given: Any) -> Verification:
+        if given[2].plan.centrings:
+            raise VerificationError("output 'y' errs")
+        return checked(*given)
+
+    module = sys.modules["onnxfold.pipeline.run"]  # whose name its function has
+    checked = module.check
+    monkeypatch.setattr(module, "check", check)
+    kept = onnxfold.optimize(model)
+    assert (len(kept.plan.folds), len(kept.plan.centrings)) == (1, 0)
+    assert [left["name"] for left in kept.report["left_out"]] == ["means outside of norms"]
+    (mean,) = kept.report["inspect"]["centrings"]
+    assert mean["reason"]["code"] == "not_proved"
