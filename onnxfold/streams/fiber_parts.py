@@ -16,8 +16,7 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo
 from onnxfold.graph.channels import Channels
 from onnxfold.operators import facets
 from onnxfold.operators.families.cut_parts import AxisPart, cut_of
-from onnxfold.operators.families.reactions import digit_behind
-from onnxfold.operators.families.rules import elements_of, keeps_order, transfer_of
+from onnxfold.operators.families.rules import digit_behind, elements_of, keeps_order, transfer_of
 from onnxfold.operators.families.transfer import Backward, Carried, Forward, Transfer, broken
 from onnxfold.operators.row import Elements, Family
 from onnxfold.operators.table import row_of

@@ -24,7 +24,12 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.absorb import AbsorbingLayer, absorbing_layers
 from onnxfold.operators.families.linear import Linear, without_map
 from onnxfold.operators.families.maps import IndexMap, map_of
-from onnxfold.operators.families.rules import elements_of, keeps_order, refuse_opaque, transfer_of
+from onnxfold.operators.families.rules import (
+    digit_behind,
+    elements_of,
+    refuse_opaque,
+    transfer_of,
+)
 from onnxfold.operators.families.transfer import Carried, refuse
 from onnxfold.operators.row import Elements
 from onnxfold.operators.table import row_of
@@ -124,22 +129,6 @@ def _diagonal_behind(
     if not isinstance(known, IndexMap):
         return None
     return known.image(digit, known.operand(index), known.output)
-
-
-def digit_behind(
-    view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
-) -> Fiber | None:
-    """Return the place of one digit in an output, confirmed from the output back, or None."""
-    transfer = transfer_of(node)
-    if transfer is None or not keeps_order(view, node, digit):
-        return None
-    for output, outer in transfer.forward(view, node, index, digit) or ():
-        if output != position:
-            continue
-        confirmed = transfer.backward(view, node, output, outer)
-        if isinstance(confirmed, Carried) and (index, digit) in confirmed.inputs:
-            return outer
-    return None
 
 
 def before_layout(

@@ -10,7 +10,7 @@ from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.batch_norm import BatchNorm
 from onnxfold.operators.families.linear import Linear, refuse_codes, refuse_groups
 from onnxfold.operators.families.parts import Slice, Split, may_reverse
-from onnxfold.operators.families.transfer import Transfer, refuse
+from onnxfold.operators.families.transfer import Carried, Transfer, refuse
 from onnxfold.operators.row import Condition, Elements, Family
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal
@@ -131,3 +131,19 @@ _CONDITIONS: Mapping[Condition, Callable[[ModelInfo, ir.Node], bool]] = {
     Condition.REDUCES_OTHERWISE: _reduces_otherwise,
     Condition.TRAINS: _trains,
 }
+
+
+def digit_behind(
+    view: ModelInfo, node: ir.Node, index: int, position: int, digit: Fiber
+) -> Fiber | None:
+    """Return the place of one digit in an output, confirmed from the output back, or None."""
+    transfer = transfer_of(node)
+    if transfer is None or not keeps_order(view, node, digit):
+        return None
+    for output, outer in transfer.forward(view, node, index, digit) or ():
+        if output != position:
+            continue
+        confirmed = transfer.backward(view, node, output, outer)
+        if isinstance(confirmed, Carried) and (index, digit) in confirmed.inputs:
+            return outer
+    return None
