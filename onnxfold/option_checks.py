@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from math import inf
+from numbers import Integral, Real
 
 from onnxfold.errors import UsageError
 
@@ -33,8 +34,15 @@ def check_split(chosen: str | float) -> None:
 
 def check_number(name: str, number: float | None) -> None:
     """Raise UsageError if the number of an option is negative or not a number."""
-    if number is not None and not number >= 0:
-        raise UsageError(f"{name} must be 0 or more, not {number}")
+    if number is not None and not (isinstance(number, Real) and number >= 0):
+        raise UsageError(f"{name} must be 0 or more, not {number!r}")
+
+
+def check_count(name: str, number: int | None) -> None:
+    """Raise UsageError if the number of an option is negative or not whole."""
+    check_number(name, number)
+    if number is not None and not isinstance(number, Integral):
+        raise UsageError(f"{name} must be a whole number, not {number!r}")
 
 
 def bytes_of(gigabytes: float | None) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from onnxfold.errors import UsageError
-from onnxfold.option_checks import bytes_of, check_number, check_scale, check_split
+from onnxfold.option_checks import bytes_of, check_count, check_number, check_scale, check_split
 from onnxfold.target import Target
 
 METADATA_KEY = "onnxfold"  # the metadata entry in which a written model names its options
@@ -16,10 +16,8 @@ DEFAULT_SPLIT_BYTES = 1 << 20
 DEFAULT_RANGE_LIMIT = 16.0  # four of the eight bits of an integer weight
 DEFAULT_NOISE_LIMIT = 4.0
 DEFAULT_INEXACT_ERROR = 0.01  # relative, as of float16
-_COUNTED = (
-    *("allow_split", "check", "rtol", "atol", "seed", "range_limit", "scale_margin"),
-    *("drop_means", "max_error", "rotation_seed"),
-)
+_COUNTED = ("allow_split", "check", "seed", "scale_margin", "rotation_seed")
+_MEASURED = ("rtol", "atol", "range_limit", "drop_means", "max_error")
 ROTATIONS = ("hadamard", "random", "off")
 
 
@@ -363,6 +361,8 @@ class Options:
         if self.rotate not in ROTATIONS:
             raise UsageError(f"--rotate takes {', '.join(ROTATIONS)}, not '{self.rotate}'")
         for name in _COUNTED:
+            check_count(name, getattr(self, name))
+        for name in _MEASURED:
             check_number(name, getattr(self, name))
         bytes_of(self.memory)
         if self.drop_means is not None and self.data is None:

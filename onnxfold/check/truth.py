@@ -29,6 +29,7 @@ from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph import node_label, operator
 from onnxfold.inputs import ROWS, InputSpec
+from onnxfold.option_checks import check_count
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 Progress = Callable[[int, int], None]
@@ -119,8 +120,9 @@ def truth_of(  # noqa: PLR0913  # each is an option of the command line
     Raises UsageError for invalid options or inputs, ModelError if the original cannot be run,
     VerificationError if there is nothing to compare with.
     """
+    check_count("samples", samples)
     total = samples + len(data) + len(ROWS) * rows
-    if samples < 0 or not total:
+    if not total:
         raise UsageError(f"a verification needs at least 1 sample, not {total}")
     memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
     if memory_bytes is not None:

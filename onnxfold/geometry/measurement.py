@@ -24,7 +24,7 @@ from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_pr
 from onnxfold.inputs.data import Data, DataOptions, InputSignature, Shard, open_data
 from onnxfold.model_io.sources import Source
 from onnxfold.model_io.staging import StagingFolder
-from onnxfold.option_checks import check_number
+from onnxfold.option_checks import check_count
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.report.provenance import digest
@@ -60,7 +60,7 @@ class Measuring:
         if self.ray is None:  # a cluster has its own cores
             check_threads("--workers", self.workers)
             check_threads("--threads", self.threads)
-        check_number("--seed", self.reading.seed)
+        check_count("--seed", self.reading.seed)
         if self.resume is not None and not os.access(self.resume.parent, os.W_OK | os.X_OK):
             raise DataError(f"--resume '{self.resume}': no writable folder '{self.resume.parent}'")
 

@@ -27,7 +27,7 @@ from onnxfold.operators.families.attention import Attention
 from onnxfold.operators.families.rules import transfer_of
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
-from onnxfold.option_checks import check_number
+from onnxfold.option_checks import check_count
 from onnxfold.shapes import infer
 from onnxfold.shapes.row_wise import width_of_rows
 
@@ -77,7 +77,7 @@ def make_inputs(
     kind, in a batch of one; none is added without free float inputs. Raises UsageError, naming the
     input, if an input cannot be drawn.
     """
-    check_number("seed", seed)
+    check_count("seed", seed)
     inputs, given, shapes = _asked(model, spec)
     wave = any(_is_wave(model, v) for v in inputs)
     channels = {

@@ -26,6 +26,8 @@ def file_to_write(name: str | os.PathLike[str]) -> Path:
     Path loses the evidence, a slash or a dot at the end.
     """
     text = os.fspath(name)
+    if "\0" in text:
+        raise ModelError(f"{show(text)}: a path has no null byte; choose another output path")
     # os.path returns False for files in a folder that may not be searched, where Path raises.
     if os.path.isdir(text) or os.path.basename(text) in ("", "."):
         raise ModelError(f"{show(text or '.')}: it is a directory; name a file in it")

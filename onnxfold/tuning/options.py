@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from onnxfold.errors import UsageError
 from onnxfold.fleet import check_threads
-from onnxfold.option_checks import bytes_of, check_number, listed
+from onnxfold.option_checks import bytes_of, check_count, check_number, listed
 from onnxfold.options import (
     ROTATIONS,
     Device,
@@ -114,6 +114,10 @@ class TuneOptions:
     timed: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("budget", "step_seconds", "max_error"):
+            check_number(f"--{name.replace('_', '-')}", getattr(self, name))
+        for name in ("samples", "threads", "jobs", "num_heads", "hidden_size", "seed"):
+            check_count(f"--{name.replace('_', '-')}", getattr(self, name))
         if not self.budget > 0:
             raise UsageError(f"--budget takes seconds, more than 0, not {self.budget:g}")
         if not self.step_seconds > 0:
@@ -124,8 +128,6 @@ class TuneOptions:
             raise UsageError("--threads and --jobs must be at least 1")
         check_threads("--threads", self.threads)
         check_threads("--jobs", self.jobs)
-        for name in ("max_error", "num_heads", "hidden_size", "seed"):
-            check_number(f"--{name.replace('_', '-')}", getattr(self, name))
         bytes_of(self.memory)
         if not self.precision:
             raise UsageError("--precision names no precision")

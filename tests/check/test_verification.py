@@ -236,6 +236,8 @@ def test_a_model_of_batches_of_one_alone_is_compared_on_them() -> None:
     ("options", "message"),
     [
         ({"samples": 0}, "at least 1 sample"),
+        ({"samples": 2.5}, "samples must be a whole number, not 2.5"),
+        ({"seed": "a"}, "seed must be 0 or more, not 'a'"),
         ({"limit": 0.0}, "limit of the noise ratio must be positive"),
         ({"limit": float("nan")}, "limit of the noise ratio must be positive"),
         ({"rtol": -1.0}, "rtol must be 0 or more"),

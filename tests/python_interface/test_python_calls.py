@@ -231,3 +231,34 @@ def test_a_model_whose_data_was_left_on_disk_says_how_to_load_it(path: Path) -> 
         onnxfold.ModelError, match=r"load_external_data_for_model.*or pass the path"
     ):
         onnxfold.inspect(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"check": 2.5}, "check must be a whole number, not 2.5"),
+        ({"seed": "a"}, "seed must be 0 or more, not 'a'"),
+        ({"rtol": "3"}, "rtol must be 0 or more, not '3'"),
+        ({"allow_split": 0.5}, "allow_split must be a whole number, not 0.5"),
+    ],
+)
+def test_a_number_of_another_kind_is_refused(
+    options: dict[str, Any], message: str, path: Path
+) -> None:
+    with pytest.raises(onnxfold.UsageError, match=message):
+        onnxfold.optimize(path, **options)
+    assert onnxfold.optimize(path, check=np.int64(1)).changed
+
+
+@pytest.mark.parametrize("options", [{"threads": "a"}, {"budget": "a"}, {"samples": 1.5}])
+def test_a_number_of_another_kind_is_refused_by_tune(
+    options: dict[str, Any], path: Path, tmp_path: Path
+) -> None:
+    (name,) = options
+    with pytest.raises(onnxfold.UsageError, match=f"{name}= must be "):
+        onnxfold.tune(path, tmp_path / "out.onnx", **options)
+
+
+def test_a_path_with_a_null_byte_is_refused(path: Path) -> None:
+    with pytest.raises(onnxfold.ModelError, match="a path has no null byte"):
+        onnxfold.optimize(path, "a\0b.onnx")
