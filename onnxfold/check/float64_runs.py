@@ -180,7 +180,9 @@ def _check_weights(model: ir.Model, limit_bytes: int) -> None:
 
 
 def _check_values(model: ir.Model, feeds: Feeds, limit_bytes: int) -> bool:
-    """Whether the shapes of the inputs tell every size: not in a Loop, of any number of steps.
+    """Whether the shapes of the inputs tell every size, and a session can do no harm.
+
+    A Loop has any number of steps, and a quotient of integers may end the process.
 
     Raises UnsupportedOperator for a value that is too large, ResourceLimitError for one that no
     check is worth.
@@ -193,7 +195,7 @@ def _check_values(model: ir.Model, feeds: Feeds, limit_bytes: int) -> bool:
         info = infer(typed)
     except ModelError:  # a run shows it, and says where
         return False
-    known = all(node.op_type != "Loop" for node in info.nodes())
+    known = not any(node.op_type == "Loop" or _divides_integers(node) for node in info.nodes())
     for node in info.nodes():
         for value in (value for value in node.outputs if value.name):
             size = _elements(info, value)
@@ -206,6 +208,11 @@ def _check_values(model: ir.Model, feeds: Feeds, limit_bytes: int) -> bool:
                 check_size(node, size)
             raise _too_large(value)
     return known
+
+
+def _divides_integers(node: ir.Node) -> bool:
+    types = {value.dtype for value in node.inputs if value is not None}
+    return node.op_type in ("Div", "Mod") and not types <= FLOATS
 
 
 def _elements(info: ModelInfo, value: ir.Value) -> int | None:

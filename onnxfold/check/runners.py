@@ -31,7 +31,7 @@ from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors, takes_name
-from onnxfold.runtime.session_graph import MOST_NODES
+from onnxfold.targets.installed import MOST_NODES
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]

@@ -23,7 +23,7 @@ from onnxfold.pipeline import folding
 from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.report.before_after import Figures, document_of, figures, more_operators
-from onnxfold.runtime.session_graph import MOST_NODES
+from onnxfold.targets.installed import MOST_NODES
 
 _MOST_SESSION_BYTES = 1 << 30
 _ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators

@@ -1,4 +1,4 @@
-"""The installed version of ONNX Runtime, without the cost of its import."""
+"""The installed version of ONNX Runtime and its limits, without the cost of its import."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,6 +11,12 @@ from onnxfold.options import Device
 MEASURED: Mapping[Device, tuple[tuple[int, int], tuple[int, int]]] = MappingProxyType(
     {Device.CPU: ((1, 17), (1, 32)), Device.CUDA: ((1, 31), (1, 31))}
 )
+MOST_NODES = 20_000
+"""The longest graph whose optimizations are worth waiting for.
+
+Their time grows with the square of the nodes in ONNX Runtime 1.32: 1.5 s for 12,000 nodes of one
+chain, 8 s for 25,000.
+"""
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 
 

@@ -87,7 +87,7 @@ def test_an_untrue_shape_of_an_output_is_left_out_and_named(
     (written,) = made.model.graph.output
     dims = written.type.tensor_type.shape.dim
     assert [dim.dim_value or dim.dim_param for dim in dims] == ["batch", 4, 8]
-    print_norms(Console(width=1000), inspect(proto))
+    print_norms(Console(width=1000, markup=False), inspect(proto))
     assert "output 'y' is declared [" in capsys.readouterr().out
     assert optimize(made.model, target=target).report["inspect"]["claimed_shapes"]["untrue"] == []
 
