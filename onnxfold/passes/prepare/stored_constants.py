@@ -13,7 +13,7 @@ a Split of one weight. Stored separately, each part is a weight into which gamma
 move.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -41,6 +41,7 @@ from onnxfold.operators.table import row_of
 from onnxfold.targets.costs import elements
 
 _READERS = ("Add", "Mul")
+_LAYERS, _BIAS = ("Gemm", "Conv", "ConvTranspose"), 2
 _Index: TypeAlias = tuple[slice | int, ...]
 
 
@@ -53,12 +54,19 @@ def fold_constants(view: ModelInfo) -> int:
     found = dict.fromkeys(
         value
         for node in view.nodes()
-        if operator(node) in _READERS and any(view.array(value) is None for value in node.inputs)
-        for value in node.inputs
+        for value in _movable(view, node)
         if value is not None and _is_expression(view, value)
     )
     taken = _names(view) if found else ()
     return sum(f"{value.name}.folded" not in taken and _fold(view, value) for value in found)
+
+
+def _movable(view: ModelInfo, node: ir.Node) -> Sequence[ir.Value | None]:
+    """Return the operands that a move may change: terms, factors, and a bias."""
+    if operator(node) in _LAYERS:
+        return [operand(node, _BIAS)]
+    moves = operator(node) in _READERS and any(view.array(value) is None for value in node.inputs)
+    return node.inputs if moves else ()
 
 
 def _is_expression(view: ModelInfo, value: ir.Value) -> bool:
@@ -79,7 +87,7 @@ def _fold(view: ModelInfo, value: ir.Value) -> bool:
     weight = weight_value(f"{value.name}.folded", np.array(array))
     add_constant(node.graph, weight)
     for use in list(value.uses()):
-        if operator(use.node) in _READERS:
+        if operator(use.node) in _READERS or (use.idx == _BIAS and operator(use.node) in _LAYERS):
             set_input(use.node, use.idx, weight)
     sweep(reversed(makers))
     return True

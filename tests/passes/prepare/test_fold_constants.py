@@ -11,11 +11,13 @@ from tests.graphs import graph, weights
 from tests.passes.affine.affine_graphs import error
 
 _SHAPE = "double[B,4,6]"
+_GEMM = ["Reshape", "Gemm", "Reshape"]
 
 
 def _prepared(body: str) -> tuple[ir.Model, ir.Model]:
     made = weights(g=(6,), h=(6,), W=(6, 6))
-    made |= {"one": np.array(1.0), "taken": np.ones(6)}
+    made |= {"one": np.array(1.0), "taken": np.ones(6), "k": np.arange(3.0)}
+    made |= {"rows": np.array([-1, 6]), "back": np.array([-1, 4, 6])}
     kept = {name: made[name] for name in made if name in body}
     model = graph(body, f"{_SHAPE} x", f"{_SHAPE} y", kept, opset=17)
     return model, prepare(model).model
@@ -27,6 +29,11 @@ def _prepared(body: str) -> tuple[ir.Model, ir.Model]:
         ("o = Add(one, g) y = Mul(x, o)", ["Mul"]),
         ("o = Sqrt(one) p = Div(g, o) q = Neg(p) y = Add(q, x)", ["Add"]),
         ("c = Constant<value_float=2.0>() d = Cast<to=11>(c) o = Sub(g, d) y = Mul(o, x)", ["Mul"]),
+        ("t = Reshape(x, rows) o = Neg(g) s = Gemm(t, W, o) y = Reshape(s, back)", _GEMM),
+        (
+            "t = Reshape(x, rows) o = Concat<axis=0>(k, k) s = Gemm(t, W, o) y = Reshape(s, back)",
+            _GEMM,
+        ),
         ("o = Mul(g, h) p = Sub(o, one) t = Mul(x, p) y = Add(t, o)", ["Mul", "Add"]),
     ],
 )
