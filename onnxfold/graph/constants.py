@@ -174,7 +174,9 @@ class ConstantFolder:
             if node.op_type == "Tile":
                 elements[-1] *= 1.0 if inputs[0] is None else inputs[0].size
         elif node.op_type == "Range":
-            start, limit, delta = (float("nan") if x is None else float(x.flat[0]) for x in inputs)
+            start, limit, delta = (
+                float(x.flat[0]) if x is not None and x.size else float("nan") for x in inputs
+            )
             elements.append(abs(limit - start) / abs(delta) if delta else float("inf"))
         return all(count <= self._limit for count in elements)
 

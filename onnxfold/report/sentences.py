@@ -124,10 +124,10 @@ def claimed(document: Mapping[str, Any]) -> str | None:
 
 
 def untrue(document: Mapping[str, Any]) -> list[str]:
-    """Return a line on each output whose declared shape is left out because it is false."""
+    """Return a line on each value whose declared shape is left out because it is false."""
     claims = document.get("claimed_shapes", {}).get("untrue", ())
     return [
-        f"output '{each['value']}' is declared {_sizes(each['claimed'])}, which is untrue and left "
+        f"value '{each['value']}' is declared {_sizes(each['claimed'])}, which is untrue and left "
         f"out: its operators make it {_sizes(each['inferred'])}"
         for each in claims
     ]

@@ -1,18 +1,17 @@
 """Shapes that a model declares of its own results: contradicted, confirmed, or only claimed.
 
 Declarations in ``value_info`` may be wrong. Shapes are therefore inferred once without them, from
-the inputs alone. A contradiction is refused, or cleared if it concerns an output, where runtimes
-only warn; a claim that goes beyond inference is believed. Both appear in the report.
+the inputs alone. A contradiction is cleared, since runtimes only warn of it; a claim that goes
+beyond inference is believed. Both appear in the report.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
 from onnxfold.graph import ModelInfo, constant_tensor
 from onnxfold.graph.dims import Dim, Shape, extent, is_number
 from onnxfold.graph.sequences import behind_unbind
@@ -59,8 +58,7 @@ class Claim:
 class Checked:
     """A copy of a model with the types and shapes that can be known, and the model's claims.
 
-    ``claims`` are the unverified shapes, the most informative first, after the false ones of
-    outputs.
+    ``claims`` are the unverified shapes, the most informative first, after the false ones.
     """
 
     model: ir.Model
@@ -71,8 +69,8 @@ def check_claims(model: ir.Model) -> Checked:
     """Infer types and shapes from the inputs alone, and compare them with the declared ones.
 
     A claim is a shape with a rank or a number that only the model provides; declarations of
-    constants are ignored, because a constant has a shape. The shape of an output that contradicts
-    inference is cleared; for any other value it raises ModelError, naming the value.
+    constants are ignored, because a constant has a shape. A shape that contradicts inference is
+    cleared.
     """
     copy = model.clone()
     for value in _constants(copy):
@@ -92,7 +90,6 @@ def check_claims(model: ir.Model) -> Checked:
         told[value] = declared[value] = None
     found = dict(_claims(told))
     untrue = {value: claim for value, claim in found.items() if claim.contradicted}
-    _refuse([claim for value, claim in untrue.items() if not value.is_graph_output()])
     for value in untrue:
         told[value] = declared[value] = None
     further = (claim for value, claim in found.items() if value not in untrue)
@@ -181,15 +178,6 @@ def _claims(told: Mapping[ir.Value, Shape | None]) -> Iterator[tuple[ir.Value, C
             yield value, Claim(str(value.name), shape, found)
 
 
-def _refuse(untrue: Sequence[Claim]) -> None:
-    for claim in untrue:
-        raise ModelError(
-            f"value '{claim.value}' is declared to be {_shown(claim.claimed)}, but its "
-            f"operators make it {_shown(claim.inferred)}; correct the shape, or delete it "
-            "(`del model.graph.value_info[:]` for all)"
-        )
-
-
 def _results(graph: ir.Graph) -> Iterator[ir.Value]:
     for node in graph:
         if node.op_type != "Constant":
@@ -206,7 +194,3 @@ def _is_more(claimed: Shape, inferred: Shape | None) -> bool:
     if inferred is None or len(inferred) != len(claimed):
         return True
     return any(isinstance(a, int) and a != b for a, b in zip(claimed, inferred, strict=True))
-
-
-def _shown(shape: Shape | None) -> str:
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape or ()) + "]"
