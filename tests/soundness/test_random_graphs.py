@@ -46,8 +46,9 @@ _NOT_TRIGGERED = {
     "tests/hostile/test_numerics.py does",
 }
 
-# What only numbers and widths bring about that a random graph does not draw.
+# What only numbers, types and widths bring about that a random graph does not draw.
 _ELSEWHERE = {
+    RefusalCode.COMES_APART: "tests/passes/affine/test_kept_scale.py: nothing is fused in double",
     RefusalCode.NOT_PROVED: "tests/pipeline/test_model_versions.py breaks a proof",
     RefusalCode.OUTLYING_GAMMA: "tests/passes/affine/test_outlying.py",
     RefusalCode.ROUNDS_MORE: "tests/passes/deferral/test_layer_norms.py, tests/passes/scales",
