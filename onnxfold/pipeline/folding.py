@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnxfold.graph import ModelInfo
+from onnxfold.graph import ModelInfo, node_label
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.operators.functions import DOMAIN
@@ -173,17 +173,16 @@ class Folded:
 def decide_all(prepared: Prepared, settings: Settings, *, without: Collection[str] = ()) -> Decided:
     """Decide on every pass except those ``without``; consumes the working copy.
 
-    A pass is applied if a later one decides on its result.
+    Each is applied, because later ones decide on its result.
     """
     state = _start(prepared)
-    last: tuple[Pass[Any], Any] | None = None
     for each in _passes(state, settings, without):
-        if last is not None and not last[1].empty:
-            last[0].apply(Editor(state.info), last[1], settings)
-            state.info = ModelInfo(state.info.model)
         _count_by_paper(state, each, settings)
-        last = each, each.decide(state.info, settings)
-        state.note(each.name, last[1], None)
+        decision = each.decide(state.info, settings)
+        state.note(each.name, decision, None)
+        if not decision.empty:
+            each.apply(Editor(state.info), decision, settings)
+            state.info = ModelInfo(state.info.model)
     return state
 
 
@@ -238,7 +237,8 @@ def _again(state: Decided) -> Iterator[str]:
 
     A BatchNormalization before one that has moved is then before its layer. New biases take
     constants that are added to parts of a layer. Deferred norms leave gammas and scales where
-    layers reach them. Moves that were not proved together may be one by one.
+    layers reach them. What needed a value as it was may be gone, such as the two means of a norm
+    that has folded. Moves that were not proved together may be one by one.
     """
     moved, known = _batch_norms(state), 0
     while moved != known:
@@ -250,13 +250,21 @@ def _again(state: Decided) -> Iterator[str]:
     given = {
         _SCALES.name: biased or not deferral.empty,
         _AFFINE.name: not deferral.empty,
-        _CENTRING.name: False,
+        _CENTRING.name: _obstacle_went(state),
     }
     unproved = {left.name for left in state.left_out if left.moves}
     names = [name for name, due in given.items() if due or name in unproved]
     if names:
         state.info = infer(state.info.model)  # what passes have inserted has no shapes
     yield from names
+
+
+def _obstacle_went(state: Decided) -> bool:
+    """Whether all nodes that kept some norm from folding have been replaced."""
+    decision: CentringDecision = state.decisions.get(_CENTRING.name, CentringDecision())
+    blamed = [set(why.nodes) for _, why in decision.refusals if why.nodes]
+    labels = {node_label(node) for node in state.info.nodes()} if blamed else set[str]()
+    return any(nodes.isdisjoint(labels) for nodes in blamed)
 
 
 def _batch_norms(state: Decided) -> int:
