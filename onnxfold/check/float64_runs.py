@@ -55,8 +55,8 @@ class Sampled:
     """Inputs, and the truth for each of them, or None and the reason.
 
     single: why batches have one row, None if they have more. others: inputs with fewer indices, if
-    the model does not run on the first, which then lack a truth. scattered: there is no truth
-    because the model's own runs are too far apart.
+    the model does not run on the first, which then lack a truth. scattered: the model's own runs
+    are too far apart for a truth.
     """
 
     feeds: list[Outputs]
@@ -82,8 +82,8 @@ def sample(
 
     Images of unknown size are tried in several sizes, because a model may accept only one; so are
     batches of one, the only size some exported models accept, and fewer indices if some are out of
-    range. `rows`: add samples of constant, shifted and zero rows. `own`: where its runs are far
-    apart, there is no float64 run.
+    range. `rows`: add samples of constant, shifted and zero rows. `own`: skip the float64 run if
+    its runs are far apart.
     """
     failed: list[Sampled] = []
     supported = True
