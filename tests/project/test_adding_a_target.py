@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,11 +24,19 @@ def _package(place: Path, member: str, row: str) -> None:
     text = re.sub(r'(    KERNELS = "kernels"\n)', lambda found: found[1] + member, text)
     assert text.endswith("}\n")
     module.write_text(text[:-2] + row + "}\n", encoding="utf-8")
+    # An editable installation puts a finder before every path: without it the copy is imported.
+    finders = (
+        "import sys\nsys.meta_path = [each for each in sys.meta_path if isinstance(each, type)]\n"
+    )
+    (place / "sitecustomize.py").write_text(finders, encoding="utf-8")
 
 
 def _run(place: Path, *arguments: str) -> str:
     run = [sys.executable, "-m", "onnxfold", *arguments]
-    done = subprocess.run(run, check=False, cwd=place, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    done = subprocess.run(
+        run, check=False, cwd=place, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
