@@ -18,10 +18,9 @@ from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies, reached
-from onnxfold.proof.candidates import Candidates
+from onnxfold.proof.candidates import Candidates, Correspondence
 from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
@@ -30,6 +29,7 @@ from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
 from onnxfold.proof.stored import (
     TurnedWeights,
+    Widening,
     compared,
     fits,
     is_product,
@@ -38,7 +38,6 @@ from onnxfold.proof.stored import (
     resized,
 )
 from onnxfold.proof.tester import Tester
-from onnxfold.proof.widening import Widening
 
 _MOST_UNKNOWN = 6
 # The extent of a region: nodes upstream of the value of the rewritten model and of the original; an

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
-from onnxfold.graph.array_types import is_narrowing
+from onnxfold.graph.constants import is_narrowing
 from onnxfold.graph.edit import Lowered
 from onnxfold.norms.quotients import refuse_constant
 from onnxfold.norms.site import (

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import HALVES, Array
+from onnxfold.graph.constants import HALVES, Array
 from onnxfold.norms.site import AffinePart, NormSite
 from onnxfold.operators.functions import Affine, Statistics
 from onnxfold.operators.new_nodes import weight_value

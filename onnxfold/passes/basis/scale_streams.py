@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import FLOATS, ModelInfo, node_label
-from onnxfold.graph.array_types import Array, smallest_normal
+from onnxfold.graph.constants import Array, smallest_normal
 from onnxfold.graph.edit import Editor, Lowered, set_attribute, set_input
 from onnxfold.graph.operands import known_operand, known_producer, operand
 from onnxfold.norms import NORMS, EpsilonMode, NormSite

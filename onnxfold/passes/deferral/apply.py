@@ -16,16 +16,14 @@ from onnxfold.operators import facets
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.flow import sites_of
+from onnxfold.passes.deferral.flow import TableEditor, product, sites_of
 from onnxfold.passes.deferral.plan import (
     DeferralPlan,
     DeferredNorm,
     UnscaledValue,
 )
 from onnxfold.passes.deferral.readers import halving
-from onnxfold.passes.deferral.row_numbers import RowNumbers, quotient
-from onnxfold.passes.deferral.row_scale import Rows, rows_of
-from onnxfold.passes.deferral.tables import TableEditor, product
+from onnxfold.passes.deferral.row_scale import RowNumbers, Rows, quotient, rows_of
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
 from onnxfold.passes.places import ReaderRef
 from onnxfold.targets.parameters import Parameters

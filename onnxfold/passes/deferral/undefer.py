@@ -18,7 +18,7 @@ from onnxfold.norms import NormSite
 from onnxfold.operators.new_nodes import NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.find_deferred import DeferredSite, find_deferred
-from onnxfold.passes.deferral.row_numbers import quotient
+from onnxfold.passes.deferral.row_scale import quotient
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.targets.costs import is_wanted
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import Editor, Lowered, set_input
 from onnxfold.graph.model_info import SIZES
 from onnxfold.graph.operands import known_producer

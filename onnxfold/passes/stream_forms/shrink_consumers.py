@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, whole_axes
-from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
 from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
