@@ -10,8 +10,9 @@ from onnxfold.graph import AxisBlock, Fiber, ModelInfo, Shape, follow_reshape
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
-from onnxfold.proof.stored import Widening, fits, has_zero_mean, largest
+from onnxfold.proof.stored import fits, has_zero_mean, largest
 from onnxfold.proof.tester import Tester
+from onnxfold.proof.widening import Widening
 
 Point = tuple[ir.Value, Fiber]
 _Choice = list[tuple[Leaf, Fiber]]

@@ -1,17 +1,11 @@
-"""Constants of a rewritten model compared with the original's, in the bits that matter.
+"""Comparison of constants of a rewritten model with the original's, some rows at a time.
 
 Neither is whole in memory if every set of a fiber lies within a row; where sets span rows, both
 are.
-
-Where the numbers of a constant reach a computation with more bits unchanged, the roundings of an
-edit are larger than all others of the model, as for a half float cast to float32. No table of operators is consulted: a node is run on numbers with no more bits than the
-constant, and may return numbers with more. Numbers that are rounded back to the type of the
-constant, by operators that read nothing else but constants, were not computed with more bits: to
-the rest of the model they are the result of one operator in that type, as a norm with Casts is.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +13,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
-from onnxfold.graph.constants import digits
 from onnxfold.graph.equality import paired_rows, stored_rows
-from onnxfold.proof.certificate import Certificate
-from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.draws import ERRORS
-from onnxfold.proof.leaf import MAY_BE_FLOATS
-from onnxfold.proof.region import Region
+from onnxfold.graph.operands import operands
+from onnxfold.graph.traversal import reached
+from onnxfold.proof.certificate import Certificate, ScaledWeight
 from onnxfold.proof.relation import Cut, Float64, Relation, Turn, shortened
-from onnxfold.proof.sizes import SAMPLINGS, Drawn
+from onnxfold.proof.sizes import Drawn
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
 from onnxfold.weights.means import (
     is_centred,
@@ -296,89 +287,44 @@ class TurnedWeights:
         return self._orthogonal[id(matrix)]
 
 
-class Widening:
-    """Facts about the rewritten model; ``region_of`` returns the region of one node."""
+class ScaledWeights:
+    """Claims that weights were multiplied by factors, and the factors to be compared.
 
-    def __init__(self, after: ModelInfo, region_of: Callable[[ir.Value], Region]):
-        self._after, self._region_of = after, region_of
-        self._known: dict[ir.Value, ir.Value | None] = {}
-        self._rounds: dict[object, bool] = {}
-        outputs = (value for node in after.nodes() for value in node.outputs)
-        self._most = max((digits(value.dtype) for value in outputs), default=0)
+    ``original`` returns the counterpart of a value of the rewritten model, or None.
+    """
 
-    def reader_of(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
-        """Return a value computed in a wider type from the numbers of a constant, or None.
+    def __init__(
+        self,
+        before: ModelInfo,
+        certificate: Certificate,
+        original: Callable[[ir.Value], ir.Value | None],
+    ):
+        self._before, self._original = before, original
+        self._claimed: dict[str, list[ScaledWeight]] = defaultdict(list)
+        for claim in certificate.scaled:
+            self._claimed[claim.weight].append(claim)
 
-        If a node cannot be tested, its results are assumed to contain them.
+    def factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
+        """Yield the factors that a weight may have been multiplied by, for one reader or for all.
+
+        The reader of v comes first, because zeros equal any of these products.
         """
-        if not 0 < digits(dtype) < self._most:
-            return None
-        if value not in self._known:
-            self._known[value] = self._found(value, dtype)
-        return self._known[value]
+        claims = self._claimed.get(ref, [])
+        readers = list(dict.fromkeys(claim.reader for claim in claims))
+        if len(readers) > 1:
+            own = self._nearest(v, readers)
+            readers.sort(key=lambda reader: reader != own)
+        for chosen in [
+            [claim for claim in claims if claim.reader == reader] for reader in readers
+        ] + ([claims] if len(readers) > 1 else []):
+            factor = np.ones((1,) * len(shape))
+            for claim in chosen:
+                factor = factor * claim.channels.spread(claim.vector, shape)
+            yield factor
 
-    def _found(self, value: ir.Value, dtype: ir.DataType) -> ir.Value | None:
-        waiting, seen = [value], {value}
-        while waiting:
-            for node in (use.node for use in waiting.pop().uses()):
-                first = node.outputs[0]
-                if digits(first.dtype) > digits(dtype):
-                    if not self._comes_back(node, dtype):
-                        return first
-                    continue
-                if first in seen or self._rounds_to(first, dtype):
-                    continue
-                outputs = [output for output in node.outputs if output.dtype in MAY_BE_FLOATS]
-                waiting += outputs
-                seen.update(outputs)
-        return None
-
-    def _comes_back(self, start: ir.Node, dtype: ir.DataType) -> bool:
-        """Whether what is computed of a node's results alone is rounded to ``dtype``, all of it."""
-        queue, wide = self._after.queue(), set[ir.Value]()
-        queue.add(start)
-        for node in queue:
-            others = [value for value in node.inputs if value is not None and value not in wide]
-            alone = node is start or all(map(self._after.is_constant, others))
-            if not alone or node.graph is not start.graph:
-                return False
-            for output in node.outputs:
-                if digits(output.dtype) <= digits(dtype):
-                    continue
-                if self._after.is_output(output):
-                    return False
-                wide.add(output)
-                for reader in self._after.readers(output):
-                    queue.add(reader.node)
-        return True
-
-    def _rounds_to(self, output: ir.Value, dtype: ir.DataType) -> bool:
-        """Whether the operator of a value needs more bits than its operands have, and so rounds."""
-        try:
-            region = self._region_of(output)
-        except Unprovable:
-            return False
-        key = (region.key, dtype)
-        if key not in self._rounds:
-            self._rounds[key] = _rounds(region, dtype)
-        return self._rounds[key]
-
-
-@np.errstate(all="ignore")
-def _rounds(region: Region, dtype: ir.DataType) -> bool:
-    for numbers in SAMPLINGS:
-        sizes, rng = region.sizes(numbers), np.random.default_rng(0)
-        try:
-            old, new = region.drawn(sizes, rng, 1.0)
-            given = dict(zip(new, _rounded(new.values(), dtype), strict=True))
-            _, found = region.outputs(old, given)
-        except ERRORS:
-            continue
-        return not all(np.array_equal(a, found, equal_nan=True) for a in _rounded([found], dtype))
-    return False
-
-
-def _rounded(arrays: Iterable[Drawn], dtype: ir.DataType) -> Iterator[Drawn]:
-    for array in arrays:
-        floats = array.dtype.kind == "f"
-        yield array.astype(dtype.numpy()).astype(np.float64) if floats else array
+    def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
+        """Return the reader in the original whose results correspond to those computed from v."""
+        results = (output for node in v.consumers() for output in node.outputs)
+        originals = (self._original(output) for output in results)
+        before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
+        return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)

@@ -167,7 +167,7 @@ def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     for remark in (*notes, *sentences.remarks(inspect)):
         yield _Line(remark, spare=remark == believed)
     yield from _evidence(report)
-    yield from (_Line(line, _CAUTION) for line in sentences.inexact(report.get("inexact")))
+    yield from (_Line(line, _CAUTION) for line in cautions.inexact(report.get("inexact")))
     if "output" in report:
         yield from _output(report, source)
     if report.get("before_after") is not None:

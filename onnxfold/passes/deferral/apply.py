@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
+from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
 from onnxfold.operators import facets
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.flow import TableEditor, product, sites_of
