@@ -37,8 +37,15 @@ from benchmarks.graphs import model, node
 from benchmarks.harness import CPU, Budget, arguments, quantiles
 from benchmarks.rows import RESULTS, Row, replace
 from onnxfold.options import Defer
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    Bound,
+    RunCounts,
+    Variant,
+    memory_of,
+    outputs_on,
+    take_turns,
+    values_on,
+)
 from onnxfold.target import Target
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64

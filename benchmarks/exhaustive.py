@@ -20,8 +20,7 @@ from benchmarks.rows import Row
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
-from onnxfold.tuning.candidate import Candidate, Status
-from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 
 __all__ = ["against_best"]
 

@@ -31,8 +31,16 @@ import onnxfold
 from benchmarks.gpu import device_named
 from benchmarks.harness import CPU, Budget, arguments, quantiles
 from benchmarks.rows import RESULTS, Row, append
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    Bound,
+    RunCounts,
+    Variant,
+    memory_of,
+    operators,
+    outputs_on,
+    take_turns,
+    values_on,
+)
 
 _OPSET = 17
 _WORDS, _POSITIONS = 8192, 512

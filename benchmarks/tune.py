@@ -42,8 +42,7 @@ from benchmarks.harness import BUDGET, Budget, arguments, failed, show
 from benchmarks.rows import RESULTS, Row, append
 from benchmarks.subjects import filled, scratch_in
 from onnxfold import model_io
-from onnxfold.tuning.candidate import Candidate
-from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.tuning.tune_result import Candidate, TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 
 __all__ = ["PRECISIONS", "main"]
