@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,10 +27,12 @@ __all__ = [
     "put",
     "read",
     "replace",
+    "tell",
     "write",
 ]
 
 RESULTS = Path(__file__).parent / "results"
+_VERSIONS = ("cuda_driver", "onnxruntime", "torch", "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,15 @@ class Row(SimpleNamespace):
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**conditions(), **columns)
+
+
+def tell(rows: Iterable[Any]) -> None:
+    """Print the columns of rows that are no conditions: words, and numbers after their names."""
+    about = {*(field.name for field in fields(Conditions)), *_VERSIONS}
+    for row in rows:
+        found = {name: cell for name, cell in cells(row).items() if name not in about}
+        words = (c if isinstance(c, str) else f"{name} {c}" for name, c in found.items())
+        print(*(word for word in words if word), sep=", ", flush=True)
 
 
 def cells(row: Any) -> dict[str, Any]:
