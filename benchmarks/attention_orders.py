@@ -29,7 +29,7 @@ import onnx
 
 import onnxfold
 from benchmarks.harness import CPU, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, write
+from benchmarks.rows import RESULTS, Row, tell, write
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 ORDERS: Final[tuple[tuple[str, ...], ...]] = (
@@ -171,9 +171,7 @@ def main() -> None:
     options = arguments(__doc__, given)
     rows = [row for name in options.models for row in measured(name, options.budget)]
     write(options.out, rows)
-    for row in rows:
-        print(f"{row.model:8} {row.order:18} {row.folds} folds  {row.attention} Attention  "
-              f"{row.ratio:.3f} [{row.ratio_25:.3f} {row.ratio_75:.3f}]")  # fmt: skip
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ import numpy as np
 import onnx_ir as ir
 
 import onnxfold
-from benchmarks.harness import CPU, arguments
+from benchmarks.harness import CPU, arguments, quantiles
 from benchmarks.norm_forms import exported
-from benchmarks.rows import RESULTS, Row, has, put
+from benchmarks.rows import RESULTS, Row, has, put, tell
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 FORMS = ("layer", "rms", "crms", "none")
@@ -94,7 +94,7 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
         runs = [partial(session.run, None, feeds) for session in sessions]
         seconds = take_turns(runs, RunCounts(given.rounds, clock=time.thread_time))
         for form, own in zip(FORMS, seconds, strict=True):
-            low, middle, high = np.percentile(seconds[0] / own, (25, 50, 75))
+            ratio = quantiles(seconds[0] / own, 4, ratio=50, ratio_25=25, ratio_75=75)
             saved = float(np.median(seconds[0] - own))
             fold, checked = costs[form]
             rows.append(
@@ -109,12 +109,12 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
                     form=form,
                     rounds=len(own),
                     milliseconds=round(1e3 * float(np.median(own)), 4),
-                    ratio=round(float(middle), 4),
-                    ratio_25=round(float(low), 4),
-                    ratio_75=round(float(high), 4),
+                    **ratio,
                     fold_seconds=round(fold, 3),
                     checked_seconds=round(checked, 3),
-                    paid_after=round(fold / saved) if fold and low > 1 and saved > 0 else None,
+                    paid_after=round(fold / saved)
+                    if fold and ratio["ratio_25"] > 1 and saved > 0
+                    else None,
                 )
             )
     return rows
@@ -137,13 +137,7 @@ def main(words: list[str] | None = None) -> int:
             path = shipped if shipped.exists() else exported(name, folder)
             rows = measured(name, path, folder, given)
         put(given.out, rows, ("model",))
-        for row in rows:
-            print(
-                f"{row.model} {row.batch}x{row.tokens} {row.form}: {row.milliseconds} ms, "
-                f"{row.ratio} ({row.ratio_25} to {row.ratio_75}); fold {row.fold_seconds} s, "
-                f"checked {row.checked_seconds} s, paid after {row.paid_after} runs",
-                flush=True,
-            )
+        tell(rows)
     return 0
 
 

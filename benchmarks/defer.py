@@ -35,7 +35,7 @@ import onnxfold
 from benchmarks.gpu import device_named
 from benchmarks.graphs import model, node
 from benchmarks.harness import CPU, Budget, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, replace
+from benchmarks.rows import RESULTS, Row, replace, tell
 from onnxfold.options import Defer
 from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
@@ -155,7 +155,7 @@ def main() -> int:
         name = f"{kind} {target}"
         with budget.case(name), tempfile.TemporaryDirectory() as folder:
             for row in measure(Path(folder), kind, target, options.rounds, options.provider):
-                _tell(row)
+                tell([row])
                 replace(options.out, row, _setting)
                 if budget.ended(f"{name} and what follows is left"):
                     return 1
@@ -169,12 +169,6 @@ def _setting(row: dict[str, str]) -> tuple[object, ...]:
         int(row["tokens"]),
         list(Defer).index(Defer(row["defer"])),
     )
-
-
-def _tell(row: Row) -> None:
-    where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
-    spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
-    print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import CPU, arguments
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold import model_io
 from onnxfold.geometry.accumulate import kept_tables, of_tables
 from onnxfold.geometry.instrument import instrument
@@ -70,7 +70,7 @@ def main() -> None:
     given = arguments(__doc__, {"model": Path, **numbers, "--out": RESULTS / "geometry.csv"})
     row = measured(given.model, given.batch, given.length, given.threads, given.rounds)
     append(given.out, [row])
-    print(row)
+    tell([row])
 
 
 if __name__ == "__main__":

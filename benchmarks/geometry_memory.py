@@ -23,7 +23,7 @@ import onnx
 
 from benchmarks.disk import disk_to_disk
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold import model_io
 
 _WORDS = 1000
@@ -109,7 +109,7 @@ def main() -> None:
             model = with_words(model, given.words, Path(folder))
         row = measured(model, given)
     append(given.out, [row])
-    print(row)
+    tell([row])
 
 
 if __name__ == "__main__":

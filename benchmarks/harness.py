@@ -1,4 +1,4 @@
-"""What every benchmark does: read its options, keep to a budget, name what fails, print tables."""
+"""What every benchmark does: read its options, keep to a budget, name what fails, judge."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from onnxfold.errors import one_line
 
-__all__ = ["BUDGET", "CPU", "Budget", "arguments", "failed", "quantiles", "show"]
+__all__ = ["BUDGET", "CPU", "Bar", "Budget", "arguments", "failed", "quantiles", "show_bars"]
 
 BUDGET: Final = 540.0  # seconds: where machines are lent, a command often has ten minutes
 CPU: Final = "CPUExecutionProvider"
@@ -102,11 +100,16 @@ def quantiles(values: npt.ArrayLike, digits: int, **columns: float) -> dict[str,
     return {name: round(float(value), digits) for name, value in zip(columns, found, strict=True)}
 
 
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
-    """Print a table; nothing where a cell is None."""
-    table = Table(title=title, title_justify="left", box=None, caption=note or None)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True, max_width=60)
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(width=150).print(table)
+class Bar(NamedTuple):
+    """What was reached, and what it should be at least."""
+
+    what: str
+    reached: float
+    least: float
+
+
+def show_bars(bars: Iterable[Bar]) -> None:
+    """Print each bar, and whether it was missed."""
+    for bar in bars:
+        missed = "" if bar.reached >= bar.least else ", MISSED"
+        print(f"{bar.what}: {bar.reached:.3f}, bar {bar.least:g}{missed}", flush=True)

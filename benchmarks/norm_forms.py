@@ -30,7 +30,7 @@ import onnx
 import onnxfold
 from benchmarks.gpu import device_named
 from benchmarks.harness import CPU, Budget, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
 
@@ -198,16 +198,6 @@ def complete(name: str, budget: Budget, given: argparse.Namespace) -> None:
             rows = measured(name, variants, batch, tokens, given)
             append(given.out, rows)
             tell(rows)
-
-
-def tell(rows: list[Row]) -> None:
-    for row in rows:
-        print(
-            f"{row.model} {row.batch}x{row.tokens} {row.form:6} {row.target:8}"
-            f"{row.milliseconds:9.2f} ms {row.ratio:6.3f} "
-            f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -83,9 +83,9 @@ def tell(rows: Iterable[Any]) -> None:
     """Print the columns of rows that are no conditions: words, and numbers after their names."""
     about = {*(field.name for field in fields(Conditions)), *_VERSIONS}
     for row in rows:
-        found = {name: cell for name, cell in cells(row).items() if name not in about}
-        words = (c if isinstance(c, str) else f"{name} {c}" for name, c in found.items())
-        print(*(word for word in words if word), sep=", ", flush=True)
+        found = [(name, cell) for name, cell in cells(row).items() if name not in about]
+        told = [(name, cell) for name, cell in found if cell is not None and cell != ""]
+        print(*(c if isinstance(c, str) else f"{n} {c}" for n, c in told), sep=", ", flush=True)
 
 
 def cells(row: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import onnx
 
 from benchmarks.harness import arguments, quantiles
 from benchmarks.kernel_methods import chain
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 
 LENGTH, ROWS, SIZE = 24, 128, 768
 NORMS = {"LayerNormalization": "scale bias", "SimplifiedLayerNormalization": "scale"}
@@ -70,6 +70,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(p, norm, Path(folder)) for p in options.python for norm in NORMS]
     append(options.out, rows)
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ a language model are as large as its vocabulary.
 benchmarks/results/tune_exhaustive.csv how near the winner is to the best; give ``--case`` enough
 that nothing is cut off.
 
-Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
+Prints rows and appends them to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
 export; the budget is divided among the exports that are left, and the winners come last.  An
 interruption ends the export at hand, with the rows that it has, and the program.
 """
@@ -38,9 +38,9 @@ import onnxruntime as ort
 import onnxfold
 from benchmarks.exhaustive import against_best
 from benchmarks.gpu import device_named
-from benchmarks.harness import BUDGET, Budget, arguments, failed, show
-from benchmarks.rows import RESULTS, Row, append
-from benchmarks.subjects import filled, scratch_in
+from benchmarks.harness import BUDGET, Budget, arguments, failed
+from benchmarks.rows import RESULTS, Row, append, tell
+from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
 from onnxfold.tuning.candidate import Candidate
 from onnxfold.tuning.tune_result import TuneResult
@@ -77,12 +77,12 @@ def main(words: Sequence[str] | None = None) -> int:
             with budget.case(f"{name} {dtype}"):
                 case = _tuned(name, dtype, given, seconds, options)
                 append(options.out or RESULTS / _FILES[options.device], case)
-                _show(case)
+                tell(case)
                 rows += case
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         budget.incomplete = True
-    _summarise(rows)
+    tell(row for row in rows if row.winner)
     return int(budget.incomplete) if rows else 2
 
 
@@ -129,7 +129,7 @@ def _tuned(
         source = filled(given, scratch)
         batch, sequence = options.batch, _sequence(name, options.sequence)
         inputs = [t.removeprefix(f"{name}=") for t in options.inputs if t.startswith(f"{name}=")]
-        inputs = inputs or [_first_input(source, batch, sequence)]
+        inputs = inputs or [first_input(model_io.load(source), batch, sequence)]
         batch, *others = map(int, inputs[0].rpartition(":")[2].split(","))
         sequence = others[0] if len(others) == 1 else 0
         kept = Path(scratch, "kept") if options.exhaustive else None
@@ -170,14 +170,6 @@ def _sequence(name: str, given: Sequence[str]) -> int:
     return int(named.get(name, named.get("", "512")))
 
 
-def _first_input(path: Path, batch: int, sequence: int) -> str:
-    """Return the first input and its sizes, from which the others follow."""
-    first = model_io.load(path).graph.inputs[0]
-    symbols = iter((batch, sequence))
-    sizes = (dim if isinstance(dim, int) else next(symbols) for dim in first.shape or ())
-    return f"{first.name}:{','.join(map(str, sizes))}"
-
-
 def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> Row:
     # One candidate for one export at one size; ``sequence`` is 0 for images. ``ratio`` is how many
     # times as fast as the export it is: the median over rounds with the 10th and 90th percentile,
@@ -205,51 +197,6 @@ def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
-
-
-def _show(rows: Sequence[Row]) -> None:
-    first = rows[0]
-    size = f"{first.batch} x {first.sequence}" if first.sequence else str(first.batch)
-    tried = [row for row in rows if row.status != "skipped"]
-    lines = [
-        (
-            f"{row.chain}{' *' * row.winner}",
-            row.session_nodes,
-            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
-            _ratio(row),
-            row.errors if row.status == "right" else f"{row.status}: {row.reason}",
-        )
-        for row in sorted(tried, key=lambda row: -(row.ratio or 0.0))
-    ]
-    left = len(rows) - len(tried)
-    columns = ("chain", "nodes", "ms", "times as fast", "error or reason")
-    note = f"{left} were not tried: the budget was spent" if left else ""
-    show(f"{first.model} {first.dtype}, {size}", columns, lines, note)
-
-
-def _ratio(row: Row) -> str:
-    if row.ratio is None:
-        return ""
-    if row.ratio_low is None:
-        return f"about {row.ratio:.2f}"
-    return f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
-
-
-def _summarise(rows: Sequence[Row]) -> None:
-    """Print the winner for every export."""
-    lines = [
-        (
-            row.model,
-            row.dtype,
-            row.chain,
-            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
-            _ratio(row),
-            row.errors,
-        )
-        for row in rows
-        if row.winner
-    ]
-    show("winners", ("model", "type", "winner", "ms", "times as fast", "error"), lines)
 
 
 if __name__ == "__main__":
