@@ -1,4 +1,4 @@
-"""What every benchmark does: read its options, keep to a budget, name what fails, judge."""
+"""What every benchmark does: read its options, keep to a budget, name what fails, time in turns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import one_line
+from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
-__all__ = ["BUDGET", "CPU", "Bar", "Budget", "arguments", "failed", "quantiles", "show_bars"]
+__all__ = [
+    "BUDGET",
+    "CPU",
+    "Bar",
+    "Budget",
+    "arguments",
+    "failed",
+    "quantiles",
+    "show_bars",
+    "timed",
+]
 
 BUDGET: Final = 540.0  # seconds: where machines are lent, a command often has ten minutes
 CPU: Final = "CPUExecutionProvider"
@@ -92,6 +104,21 @@ def failed(what: str, error: Exception) -> None:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in place)
     print(f"{what}: FAILED, {type(error).__name__}: {one_line(error)}{where}", flush=True)
+
+
+def timed(
+    variants: Sequence[Variant],
+    feeds: Mapping[str, npt.NDArray[Any]],
+    turns: RunCounts,
+    *,
+    threads: int = 1,
+    provider: str = CPU,
+) -> npt.NDArray[np.float64]:
+    """Open a session of each variant on the same inputs and outputs; return [variant, round]."""
+    sessions = [variant.session(threads, (provider,)) for variant in variants]
+    memory = memory_of(provider)
+    given, made = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
+    return take_turns([Bound(session, given, made).run for session in sessions], turns)
 
 
 def quantiles(values: npt.ArrayLike, digits: int, **columns: float) -> dict[str, float]:

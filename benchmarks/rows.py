@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -89,8 +89,10 @@ def tell(rows: Iterable[Any]) -> None:
 
 
 def cells(row: Any) -> dict[str, Any]:
-    """Return the columns of a row, which may also be a dataclass."""
-    return dict(vars(row)) if isinstance(row, SimpleNamespace) else asdict(row)
+    """Return the columns of a row, which may also be a mapping or a dataclass."""
+    if isinstance(row, SimpleNamespace):
+        return dict(vars(row))
+    return dict(row) if isinstance(row, Mapping) else asdict(row)
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:
