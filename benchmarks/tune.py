@@ -26,27 +26,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnxruntime as ort
 
 import onnxfold
-from benchmarks.exhaustive import against_best
 from benchmarks.gpu import device_named
-from benchmarks.harness import BUDGET, Budget, arguments, failed
+from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles
 from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
-from onnxfold.tuning.candidate import Candidate
+from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.tune_result import TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 
-__all__ = ["PRECISIONS", "main"]
+__all__ = ["PRECISIONS", "against_best", "main"]
 
 # What `tune` may do with exports of a type; "fp32" keeps the type that they have.
 PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
@@ -59,6 +64,7 @@ _MODELS: Final = ("bert-base", "vit-b16", "gpt2")
 _FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
 # A file of the search, whose folder is this machine's alone; names of nodes may begin with / too.
 _OF_SEARCH: Final = re.compile(r"'/[^']*/\.onnxfold-[^']*/([^'/]+)'")
+_ROUNDS, _LEAST = 60, 15  # of all candidates
 _LEAST_S = 20.0  # with less of the budget left no export begins
 
 
@@ -197,6 +203,58 @@ def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
+
+
+def against_best(
+    result: TuneResult,
+    source: Path,
+    kept: Path,
+    inputs: Sequence[str],
+    seconds: float,
+    about: dict[str, Any],
+) -> Row:
+    """Time every right candidate of a result at length; ``kept`` has their files.
+
+    `tune` times most candidates for a moment and a few at length; here all that are right take
+    turns at length, in one process, by the processor time of one thread.
+    """
+    entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
+    (feeds,) = make_inputs(
+        model_io.load(source), InputSpec.of(tuple(inputs)), count=1, seed=0, single=True
+    )
+    runs = []
+    for each in entrants:
+        path = _file(result, each, source, kept)
+        session = Variant(path, each.kernels).session(1, [CPU])
+        names = {value.name for value in session.get_inputs()}
+        known = {name: array for name, array in feeds.items() if name in names}
+        runs.append(partial(session.run, None, known))
+    counts = RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time)
+    spent = take_turns(runs, counts)
+    best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
+    winner = next(n for n, each in enumerate(entrants) if each is result.winner)
+    ratios = spent[best] / spent[winner]
+    # The winner of one export beside the best of all right candidates, the export among them.
+    # ``of_best`` is how many times as fast as the best the winner is: the median over rounds with
+    # the 10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that
+    # ran beside, on average, when the rounds ended.
+    return Row(
+        **about,
+        candidates=len(entrants),
+        skipped=sum(c.status is Status.SKIPPED for c in result.candidates),
+        rounds=spent.shape[1],
+        load=round(os.getloadavg()[0], 1),
+        winner=entrants[winner].name,
+        best=entrants[best].name,
+        **quantiles(ratios, 4, of_best=50, of_best_low=10, of_best_high=90),
+    )
+
+
+def _file(result: TuneResult, candidate: Candidate, source: Path, kept: Path) -> Path:
+    if not candidate.chain:
+        return source
+    number = next(n for n, each in enumerate(result.candidates) if each is candidate)
+    return next(kept.glob(f"{number:02}-*.onnx"))
 
 
 if __name__ == "__main__":
