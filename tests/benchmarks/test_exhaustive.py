@@ -8,7 +8,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from benchmarks.exhaustive import against_best
+from benchmarks.tune import against_best
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 
