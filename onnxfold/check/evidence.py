@@ -138,10 +138,11 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
         else:
             break
     else:
+        inputs = _shown(failed[0].feeds or sampled.feeds[0])
         raise ModelError(
-            f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "
-            f"not suit the model, give others with --inputs; a model that cannot be run here can "
-            f"only be written with --no-check ({failed[0]})"
+            f"{original.label} does not run on the inputs {inputs}; if they do not suit the model, "
+            "give others with --inputs; a model that cannot be run here can only be written with "
+            f"--no-check ({failed[0]})"
         ) from failed[0]
     return Evidence(
         "onnxruntime",
