@@ -266,6 +266,25 @@ def test_a_norm_that_no_output_needs_pays_for_no_centring(target: str) -> None:
     assert not onnxfold.optimize(once.model, target=target, fold="always", check=None).changed
 
 
+@pytest.mark.parametrize("target", _TARGETS)
+def test_a_norm_that_no_output_needs_keeps_its_gamma(target: str) -> None:
+    """It has no reader that could not take it, however its spelling is read in a second run."""
+    body = (
+        "h = Tanh(x) a = LayerNormalization(h, gamma) b = LayerNormalization(h, beta) s = Add(h, h)"
+        "dead = LayerNormalization(s, gamma) u = Tanh(a) v = Sigmoid(b) z = Add(u, v) "
+        "e = Exp(h) k = Add(z, e) y = MatMul(k, V)"
+    )
+    made = {
+        name: array.astype(np.float16)
+        for name, array in _float32(gamma=(6,), beta=(6,), V=(6, 5)).items()
+    }
+    model = graph(body, "float16[B,4,6] x", "float16[B,4,5] y", made, opset=17)
+    chosen = {"target": target, "fold": "always", "defer": "all"}
+    once = onnxfold.optimize(model, check=0, **chosen)
+    assert not once.plan.fusions
+    assert not onnxfold.optimize(once.model, check=None, **chosen).changed
+
+
 def test_what_is_no_call_has_the_body_of_its_own_type() -> None:
     """A call's body supports float32 and half, with Casts that other norms do not need."""
     once = onnxfold.optimize(_two_epsilons((1e-6, 1e-5, 1e-6), 0), target="kernels", check=0)
