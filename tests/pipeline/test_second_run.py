@@ -202,6 +202,22 @@ def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
     assert not again.changed
 
 
+def test_scales_of_rows_do_not_count_among_the_epsilons_of_norms() -> None:
+    """They come of deferred norms, of which a first run finds none when it chooses."""
+    body = (
+        "h = MatMul(x, W) a = LayerNormalization<axis=-1, epsilon=1e-5>(h, gamma) b = MatMul(a, V) "
+        "c = Tanh(b) d = MatMul(c, Z) e = LayerNormalization<axis=-1, epsilon=1e-6>(d, gamma) "
+        "f = Tanh(e) g = RMSNormalization<axis=-1, epsilon=1e-5>(f, gamma) y = Tanh(g)"
+    )
+    made = _float32(W=(6, 6), gamma=(6,), V=(6, 6), Z=(6, 6))
+    model = graph(body, "float[B,4,6] x", "float[B,4,6] y", made, opset=23)
+    once = onnxfold.optimize(model, target="kernels", defer="all", check=0)
+    operators = [node.op_type for node in once.model.graph]
+    for name in ("RowScale", "RMSNormScale", "RMSNormalization"):
+        assert operators.count(name) == 1
+    assert not onnxfold.optimize(once.model, target="kernels", defer="all", check=None).changed
+
+
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 @pytest.mark.parametrize("casts", [False, True])
 def test_a_norm_in_double_is_written_without_a_scale(casts: bool, target: str) -> None:
