@@ -35,8 +35,15 @@ from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import File, filled, first_input, prepare, run_optimizer, scratch_in
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.runtime.bound import Bound, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import Provider, RunCounts, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    Bound,
+    Provider,
+    RunCounts,
+    Variant,
+    outputs_on,
+    take_turns,
+    values_on,
+)
 from onnxfold.runtime.library import CUDA_PROVIDERS
 
 __all__ = ["main"]

@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import one_line
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import (
+    Bound,
+    RunCounts,
+    Variant,
+    memory_of,
+    outputs_on,
+    take_turns,
+    values_on,
+)
 
 __all__ = [
     "BUDGET",

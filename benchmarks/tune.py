@@ -47,8 +47,7 @@ from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
-from onnxfold.tuning.candidate import Candidate, Status
-from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 
 __all__ = ["PRECISIONS", "against_best", "main"]

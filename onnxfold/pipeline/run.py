@@ -26,20 +26,19 @@ from onnxfold.errors import (
     WeightOverflowError,
 )
 from onnxfold.graph import ModelInfo
-from onnxfold.model_io.sources import Source, open_source
+from onnxfold.model_io.load import Source, open_source
 from onnxfold.options import Folding, FuseAffine, Options
 from onnxfold.passes.base import BARE_MEANS, DEFERRED_MEANS, Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.node_notes import strip_notes
+from onnxfold.passes.lower.opset import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
-from onnxfold.pipeline.notes import advice, notes
 from onnxfold.pipeline.preparation import prepared_for
-from onnxfold.pipeline.publishing import check, count, write
+from onnxfold.pipeline.publishing import advice, check, count, notes, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
 from onnxfold.report.before_after import Figures, figures

@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.graph.edit import Lowered
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics, axes_of
+from onnxfold.operators.new_nodes import Lowered
 from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal
 from onnxfold.target import Target

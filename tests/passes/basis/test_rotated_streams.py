@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.report import basis_lines
+from onnxfold.report import printed
 from tests.builders import pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, post_norms, tied_at_once, wide_stream
 from tests.soundness.float64 import evaluate, relative_error
@@ -101,7 +101,7 @@ def test_a_size_without_a_hadamard_matrix_is_said() -> None:
     result = rotated(model)
     (stream,) = result.report["rotated_streams"]["streams"]
     assert (stream["size"], stream["matrix"], stream["substituted"]) == (18, "random", True)
-    (line, *_) = basis_lines.rotated(result.report)
+    (line, *_) = printed.rotated(result.report)
     assert "by a random matrix of 18, for want of a Hadamard matrix, seed 0" in line
 
 
