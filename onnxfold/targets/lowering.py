@@ -51,7 +51,9 @@ from onnxfold.targets.spelled import (
 from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
+# What ONNX Runtime makes one operator; not with a Min(., inf) among them, nor with x * x.
 _FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
+_ALSO_FUSED = frozenset({"Sub", "Mul", "Cast"})
 _LAST_AXES = "the target has no operator that normalizes other than trailing axes"
 _SLICE_SINCE = 10  # with constants as inputs
 
@@ -272,11 +274,16 @@ class TargetLowering:
 
     def multiplies(self, site: NormSite) -> bool:
         """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
-        return not self.stays_in_operators(site) and site.kind in _STATISTICS
+        fused = site.form is not NormForm.DECOMPOSED or self._runtimes_fuse(site)
+        return fused and site.kind in _STATISTICS
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a norm is several operators of a session as well, one for each part."""
-        return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
+        """Whether a LayerNorm that stays is several operators of a session as well."""
+        if site.form is not NormForm.DECOMPOSED or self.calls_in_place(site):
+            return False
+        spelling = {node.op_type for node in site.nodes} - _ALSO_FUSED
+        whole = site.gamma is not None and site.beta is not None
+        return not (whole and spelling == _FUSED and self._runtimes_fuse(site))
 
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether runtimes have an operator for the norm, in any spelling."""

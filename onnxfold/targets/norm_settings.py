@@ -121,7 +121,7 @@ class NormForms(Protocol):
         """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a norm is several operators of a session as well, one for each part."""
+        """Whether a LayerNorm that stays is several operators of a session as well."""
 
     def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
         """Return RMSNorm of ``x`` with the norm's gamma and beta."""

@@ -296,6 +296,7 @@ def _shared(value: ir.Value, place: Place) -> Refusal:
     readers = tuple(node_label(use.node) for use in value.uses())
     sentence = (
         f"weight '{value.name}' of {place.nbytes:,} bytes has {len(readers)} readers that do not "
-        "all follow this norm, and is too large to store twice"
+        f"all follow this norm, and is too large to store twice; --allow-split {place.nbytes} "
+        "allows it"
     )
     return Refusal(RefusalCode.SHARED_WEIGHT, sentence, readers)
