@@ -82,7 +82,7 @@ def test_turns_end_with_the_budget_but_not_before_the_least_rounds() -> None:
 
 
 def test_a_run_that_waits_for_another_program_makes_no_turns_of_other_lengths() -> None:
-    """Single runs begin with cold caches: one of two equal models then seemed nine times as slow."""
+    """Single runs begin with cold caches: one of two equal models seemed nine times as slow."""
     now, ran = 0.0, [0, 0]
 
     def run(index: int) -> None:
