@@ -333,6 +333,7 @@ def _spelled(
         finalize.settle_functions(result, original.ir_version)
         finalize.list_initializers(result)
         finalize.put_sigmoids_first(result)
+        finalize.drop_empty_biases(result)
         if slow:
             info = ModelInfo(result)
             apart = sum(joined_into(info, node) for node in slow)
