@@ -13,7 +13,7 @@ from onnxfold.check import ModelSource, float64_runs
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
 from onnxfold.check.truth import judged, truth_of, within
-from onnxfold.errors import UsageError, VerificationError
+from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import make_inputs
 from onnxfold.inputs.spec import InputSpec
 from onnxfold.options import Metric
@@ -107,6 +107,15 @@ def test_a_model_that_does_not_load_is_not_within_any_budget() -> None:
     next(iter(broken.model.graph)).op_type = "Gather" + "Nothing"
     with pytest.raises(VerificationError, match="does not run"):
         within(broken, truth, Budget({Metric.RELATIVE: 1.0}))
+
+
+def test_the_inputs_on_which_a_model_does_not_run_are_named() -> None:
+    """The first sample is a batch of 2, as the model's inside has; one of the others is not."""
+    fixed = single("s = Constant <value_ints = [2, 8]> ()  y = Reshape (x, s)", "float[B, 8] x")
+    given = ModelSource(fixed)
+    assert verify(given, given, samples=1).passed
+    with pytest.raises(ModelError, match=r"does not run on the inputs x:[13],8"):
+        verify(given, given, samples=4)
 
 
 @pytest.mark.parametrize("stored", ["initializer", "Constant"])

@@ -9,9 +9,9 @@ import pytest
 from onnx import parser
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.edit import Editor, Lowered, drop_weight, set_input, sweep
+from onnxfold.graph.edit import Editor, drop_weight, set_input, sweep
 from onnxfold.graph.operands import known_producer
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 
 _WEIGHT = "float[4] w = {1, 2, 3, 4}"
 
@@ -30,11 +30,8 @@ _READ = """
 g (float[4] x, float[4] default) => (float[4] y, float[4] kept)
 <float[4] w = {1, 2, 3, 4}, float[4] v = {1, 1, 1, 1}, float[4] default = {0, 0, 0, 0}> {
   c = Constant <value = float[4] {1, 2, 3, 4}> ()
-  d = Constant <value = float[4] {4, 3, 2, 1}> ()
-  n = Neg (x)
-  sum = Sum (n, c, d, w, v, default)
-  y = Add (x, d)
-  kept = Add (x, v)
+  d = Constant <value = float[4] {4, 3, 2, 1}> ()  n = Neg (x)
+  sum = Sum (n, c, d, w, v, default)  y = Add (x, d)  kept = Add (x, v)
 }
 """
 

@@ -14,12 +14,9 @@ from onnxfold.shapes.symbolic import SymbolicShapes
 _CHOICE = """
 g (float[n, 4] x, float[1, 4] row) => (float[A, B] y)
 <int64[1] first = {0}, int64[1] minus = {-1}, int64[2] none = {-1, -1}, int64[2] ones = {1, 1}> {
-  shape = Shape (x)
-  size = Gather <axis = 0> (shape, first)
-  target = Concat <axis = 0> (size, minus)
-  kept = Equal (target, none)
-  sizes = Where (kept, ones, target)
-  y = Expand (row, sizes)
+  shape = Shape (x)  size = Gather <axis = 0> (shape, first)
+  target = Concat <axis = 0> (size, minus)  kept = Equal (target, none)
+  sizes = Where (kept, ones, target)  y = Expand (row, sizes)
 }
 """
 
@@ -37,26 +34,14 @@ g (float[n, m, 4] x, float[n, k, 4] z) => (float[A, B, C] y)
 <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3},
  float[1, 5, 4] table, float[1, 1, 4] row, float[1, 0, 4] empty, int64 first = {0},
  int64 step = {1}, int64[1] nine = {9}, int64[1] minus = {-1}> {
-  shape = Shape (x)
-  size = Gather <axis = 0> (shape, one)
-  length = Squeeze (size)
-  counted = Range (first, length, step)
-  cut = Slice (table, zero, size, one)
-  kept = Slice (row, zero, size, one)
-  later = Slice (table, one, size, one)
-  every = Slice (table, zero, size, one, two)
-  steps = Add (size, one)
-  odd = Slice (table, zero, size, one, steps)
-  nothing = Slice (empty, zero, size, one)
-  far = Sub (zero, nine)
-  turned = Slice (table, far, nine, one, minus)
-  y = Add (x, cut)
-  single = Add (x, kept)
-  behind = Add (x, later)
-  other = Add (z, cut)
-  thinned = Add (x, every)
-  spread = Add (x, odd)
-  gone = Add (x, nothing)
+  shape = Shape (x)  size = Gather <axis = 0> (shape, one)  length = Squeeze (size)
+  counted = Range (first, length, step)  cut = Slice (table, zero, size, one)
+  kept = Slice (row, zero, size, one)  later = Slice (table, one, size, one)
+  every = Slice (table, zero, size, one, two)  steps = Add (size, one)
+  odd = Slice (table, zero, size, one, steps)  nothing = Slice (empty, zero, size, one)
+  far = Sub (zero, nine)  turned = Slice (table, far, nine, one, minus)  y = Add (x, cut)
+  single = Add (x, kept)  behind = Add (x, later)  other = Add (z, cut)
+  thinned = Add (x, every)  spread = Add (x, odd)  gone = Add (x, nothing)
 }
 """
 
@@ -83,21 +68,11 @@ def test_positions_that_are_cut_to_the_length_have_the_length() -> None:
 _QUOTIENTS = """
 g (float[n, 7, 6] x) => (int64[1] y)
 <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
-  shape = Shape (x)
-  sizes = Identity (shape)
-  seven = Gather (sizes, one)
-  six = Gather (sizes, two)
-  odd = Cast <to = 1> (seven)
-  even = Cast <to = 1> (six)
-  by = Cast <to = 1> (two)
-  y = Div (seven, two)
-  fraction = Div (odd, by)
-  whole = Div (even, by)
-  none = Div (seven, zero)
-  nothing = Sub (seven, seven)
-  zeroth = Div (nothing, two)
-  less = Sub (two, seven)
-  negative = Div (less, two)
+  shape = Shape (x)  sizes = Identity (shape)  seven = Gather (sizes, one)
+  six = Gather (sizes, two)  odd = Cast <to = 1> (seven)  even = Cast <to = 1> (six)
+  by = Cast <to = 1> (two)  y = Div (seven, two)  fraction = Div (odd, by)
+  whole = Div (even, by)  none = Div (seven, zero)  nothing = Sub (seven, seven)
+  zeroth = Div (nothing, two)  less = Sub (two, seven)  negative = Div (less, two)
 }
 """
 
@@ -161,16 +136,10 @@ def test_the_name_of_a_product_stands_for_a_size() -> None:
 _LARGEST = """
 g (float[n, m, 2] x, float[n, m, 2] y) => (float[A, B] z)
 <int64[2] first = {0, 1}, int64[2] last = {0, 2}, int64[2] numbers = {3, 1}> {
-  shape = Shape (x)
-  twin = Shape (y)
-  a = Gather <axis = 0> (shape, first)
-  b = Gather <axis = 0> (shape, last)
-  same = Max (a, a)
-  counted = Max (numbers, numbers, numbers)
-  other = Max (a, b)
-  mixed = Max (a, numbers)
-  longer = Max (a, shape)
-  z = ConstantOfShape (same)
+  shape = Shape (x)  twin = Shape (y)  a = Gather <axis = 0> (shape, first)
+  b = Gather <axis = 0> (shape, last)  same = Max (a, a)
+  counted = Max (numbers, numbers, numbers)  other = Max (a, b)  mixed = Max (a, numbers)
+  longer = Max (a, shape)  z = ConstantOfShape (same)
 }
 """
 
