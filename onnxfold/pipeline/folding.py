@@ -74,6 +74,7 @@ from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.recognition import find_norms
+from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import name_sizes, size_names
 from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
@@ -225,9 +226,14 @@ def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Ite
     else:
         few = settings.change_readers
         chosen = _FEWER_CHANNELS if few else _CONVERSIONS[settings.convert_to]
-    yield from (each for each in chosen if each.name not in without)
+    by_name = {each.name: each for each in chosen if each.name not in without}
+    for each in by_name.values():
+        yield each
+        gammas = chosen is PASSES and each is _CENTRING and _AFFINE.name in by_name
+        if gammas and _keeps_in_vain(state):
+            state.info = infer(state.info.model)
+            yield _AFFINE
     if chosen is PASSES:
-        by_name = {each.name: each for each in chosen if each.name not in without}
         yield from (by_name[name] for name in _again(state) if name in by_name)
 
 
@@ -256,6 +262,16 @@ def _again(state: Decided) -> Iterator[str]:
     if names:
         state.info = infer(state.info.model)  # what passes have inserted has no shapes
     yield from names
+
+
+def _keeps_in_vain(state: Decided) -> bool:
+    """Whether a norm has folded that kept its gamma because it would stay in several operators."""
+    affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
+    centring: CentringDecision = state.decisions.get(_CENTRING.name, CentringDecision())
+    folded = set(outputs(centring.plan.folds))
+    return any(
+        ref in folded and why.code is RefusalCode.NO_CHEAPER_FORM for ref, why in affine.refusals
+    )
 
 
 def _obstacle_went(state: Decided) -> bool:
