@@ -9,7 +9,7 @@ Every output of every graph must be equal in the end.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -18,17 +18,17 @@ from onnxfold.graph import Fiber, ModelInfo, node_label
 from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies, reached
-from onnxfold.proof.candidates import Candidates
-from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
+from onnxfold.proof.candidates import Candidates, Correspondence
+from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
+from onnxfold.proof.relation import ANY, EQUAL, Relation
 from onnxfold.proof.stored import (
+    ScaledWeights,
     TurnedWeights,
     compared,
     fits,
@@ -69,9 +69,7 @@ class _Walker:
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
-        self._scaled: dict[str, list[ScaledWeight]] = defaultdict(list)
-        for claim in certificate.scaled:
-            self._scaled[claim.weight].append(claim)
+        self._scaled = ScaledWeights(before, certificate, original)
         self._turned = TurnedWeights(certificate)
         self._widening = Widening(
             after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
@@ -274,7 +272,7 @@ class _Walker:
     def _constants(
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
-        factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
+        factors = list(self._scaled.factors(self._before.ref(u), v, tuple(old.shape.numpy())))
         turned = self._turned.relation(self._before.ref(u), old, new)  # zeros are turned zeros too
         if turned is not None:
             self._changed[v] = "rotated"
@@ -298,31 +296,6 @@ class _Walker:
                 self._changed[v] = "scaled"
                 return Relation(factor, np.zeros((1,) * factor.ndim), reverse=True)
         return ANY
-
-    def _factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
-        """Yield the factors that a weight may have been multiplied by, for one reader or for all.
-
-        The reader of v comes first, because zeros equal any of these products.
-        """
-        claims = self._scaled.get(ref, [])
-        readers = list(dict.fromkeys(claim.reader for claim in claims))
-        if len(readers) > 1:
-            own = self._nearest(v, readers)
-            readers.sort(key=lambda reader: reader != own)
-        for chosen in [
-            [claim for claim in claims if claim.reader == reader] for reader in readers
-        ] + ([claims] if len(readers) > 1 else []):
-            factor = np.ones((1,) * len(shape))
-            for claim in chosen:
-                factor = factor * claim.channels.spread(claim.vector, shape)
-            yield factor
-
-    def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
-        """Return the reader in the original whose results correspond to those computed from v."""
-        results = (output for node in v.consumers() for output in node.outputs)
-        originals = (self._match.originals.get(output) for output in results)
-        before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
-        return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)
 
     def _tested(self, u: ir.Value, v: ir.Value) -> Relation | None:
         """Return the relation that a region near the pair proves; equality has priority."""

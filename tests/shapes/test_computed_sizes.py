@@ -154,3 +154,15 @@ def test_the_larger_of_equal_sizes_is_that_size() -> None:
     assert symbolic.dims(values["z"]) == ("n", "m")
     assert symbolic.vector(values["counted"]) == (3, 1)
     assert [symbolic.vector(values[name]) for name in ("other", "mixed", "longer")] == [None] * 3
+
+
+def test_a_size_that_has_its_own_name_is_found_once_operands_have_sizes() -> None:
+    """It got the name while an operator before it was whole, which no rule follows."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4, 2] x) => (float[m, 4, 2] y)
+        <int64[3] sizes = {-1, 4, 2}> { r = Reshape (x, sizes)  s = Add (r, x)  y = Neg (s) }"""
+    )
+    told = helper.make_tensor_value_info("s", TensorProto.FLOAT, ["s@0", 4, 2])
+    proto.graph.value_info.append(told)
+    view = infer(ir.from_proto(proto))
+    assert view.shape(view.by_ref()["s"]) == ("n", 4, 2)

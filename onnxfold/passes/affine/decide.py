@@ -18,15 +18,16 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.absorptions import (
+    Shifted,
     absorption,
     is_kept_scale,
     kept_scale,
     refuse_few_bits_of,
+    with_new_biases,
 )
 from onnxfold.passes.affine.affine_walk import follow
-from onnxfold.passes.affine.new_biases import Shifted, with_new_biases
+from onnxfold.passes.affine.apply import FusionCandidate, settle
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings
@@ -77,10 +78,11 @@ def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
 def _decide(
     info: ModelInfo, sites: Iterable[NormSite], settings: Settings, wanted: Wanted
 ) -> AffinePlan:
+    # A set of one element is normalized to 0, so its gamma has no effect anywhere.
+    seen = (site for site in sites if site.size != 1 and not info.is_dead(site.last))
     return decide_affine(
         info,
-        # A set of one element is normalized to 0, so its gamma has no effect anywhere.
-        [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
+        [site for site in seen if not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=wanted.keep,
         weighing=BetaCosts(wanted.costs.added, wanted.saving),
