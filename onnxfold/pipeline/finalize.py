@@ -167,7 +167,7 @@ def drop_empty_biases(model: ir.Model) -> None:
     """
     for node in all_nodes(model):
         if operator(node) == "LayerNormalization" and node.inputs[-1] is None:
-            node.resize_inputs(len(node.inputs) - 1)
+            set_input(node, len(node.inputs) - 1, None)
 
 
 def put_sigmoids_first(model: ir.Model) -> None:
