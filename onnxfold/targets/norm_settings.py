@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms.site import NormSite
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics, axes_of
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Statistics, axes_of
 from onnxfold.operators.new_nodes import Lowered
 from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal
@@ -50,9 +50,13 @@ def setting_of_call(node: ir.Node) -> NormSetting:
 def common_settings(
     calls: Iterable[ir.Node], others: Iterable[NormSetting] = ()
 ) -> frozenset[NormSetting]:
-    """Return the most frequent setting of each kind of norm; among equals, the least."""
+    """Return the most frequent setting of each kind of norm; among equals, the least.
+
+    Scales of rows have names of their own, and come of deferred norms after the first choice.
+    """
     counts: defaultdict[Statistics, Counter[NormSetting]] = defaultdict(Counter)
-    with_epsilon = (node for node in calls if "epsilon" in SIGNATURES[node.op_type].attributes)
+    norms = (node for node in calls if SIGNATURES[node.op_type].output is not Output.SCALE)
+    with_epsilon = (node for node in norms if "epsilon" in SIGNATURES[node.op_type].attributes)
     for setting in (*map(setting_of_call, with_epsilon), *others):
         counts[setting[0]][setting] += 1
     return frozenset(map(_most_common, counts.values()))
