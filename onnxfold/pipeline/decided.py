@@ -55,6 +55,14 @@ class Decided:
         self.left_out = [left for left in self.left_out if left.name != name]
         self.left_out += [] if left_out is None else [left_out]
 
+    def leave_all(self, why: str) -> None:
+        """Record that nothing is written of what was decided."""
+        self.decisions = {
+            name: each if each.empty else each.left_out(why)
+            for name, each in self.decisions.items()
+        }
+        self.changed, self.final, self.shown = False, None, []
+
     @property
     def plan(self) -> Plan:
         """The changes to be made."""

@@ -34,7 +34,7 @@ from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.node_notes import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
-from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.prepare.working_copy import Prepared, as_given, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.notes import advice, notes
@@ -216,6 +216,7 @@ def _attempt(
     with timer.stage("analyse"):
         known = check_claims(source.model)
         attempt = replace(attempt, claims=known.claims)
+        given = None if chosen.check is None else as_given(known.model, inferred=True)
         prepared = prepared_for(known.model, settings, copy=False)
     with timer.stage("count"):
         plain = prepared
@@ -227,8 +228,8 @@ def _attempt(
         source.model,
         settings,
         timer,
+        given=given,
         without=_without(chosen, attempt),
-        prove=chosen.check is not None,
     )
     _demand(folded.findings)
     again = _again(attempt, folded.findings, folded.info, changed=folded.changed)

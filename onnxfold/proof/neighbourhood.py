@@ -24,9 +24,10 @@ class Numbers(IntEnum):
     """Which constants a test uses with their numbers (later kinds include earlier).
 
     Others are drawn. Next to huge numbers, such as a mask's, others vanish; a LARGE one may be a
-    variance.
+    variance. Where only SCALARS have theirs, equal layers with other weights cost one test.
     """
 
+    SCALARS = auto()
     VECTORS = auto()
     MATRICES = auto()
     LARGE = auto()
@@ -36,6 +37,8 @@ class Numbers(IntEnum):
         """The largest number: 2^-30 of the tested value is 256 times the tolerance of a test."""
         return 2.0**30 if self is Numbers.LARGE else 2.0**20
 
+
+_MOST_AXES = {Numbers.SCALARS: 0, Numbers.VECTORS: 1}
 
 class Neighbourhood:
     """Builder of regions of two models; ``related`` grows during the walk."""
@@ -246,7 +249,7 @@ class Neighbourhood:
         if not tensor.dtype.is_floating_point():
             return tensor.numpy(), 0.0
         axes = sum(dim > 1 for dim in tensor.shape.numpy())
-        if tensor.size > _FEW or (axes > 1 and actual is Numbers.VECTORS):
+        if tensor.size > _FEW or axes > _MOST_AXES.get(actual, axes):
             return None, 0.0
         numbers, slack = exact_numbers(tensor)
         wide = np.abs(numbers.astype(np.float64))

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
@@ -84,7 +85,9 @@ class _Walker:
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
-        self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
+        self._same_bodies: dict[tuple[ir.OperatorIdentifier, ir.OperatorIdentifier], bool] = {}
+        # Two spellings of one function are equal for any weights, as a rule.
+        self._numbers = tuple(Numbers)[certificate != Certificate() :]
         self._failures: list[str] = []
         self._unknown: dict[ir.Value, None] = {}
 
@@ -252,15 +255,17 @@ class _Walker:
         return ANY if stands_for not in (None, u) else self.relation(u, v)
 
     def _is_twin(self, node: ir.Node, twin: ir.Node) -> bool:
-        same = node.op_identifier() == twin.op_identifier() and same_attributes(twin, node)
-        return same and self._has_same_body(node.op_identifier())
+        called = twin.op_identifier(), node.op_identifier()
+        same = called[0][:2] == called[1][:2] and same_attributes(twin, node)
+        return same and self._have_same_body(*called)
 
-    def _has_same_body(self, identifier: ir.OperatorIdentifier) -> bool:
-        if identifier not in self._same_bodies:
-            made = [view.model.functions.get(identifier) for view in (self._before, self._after)]
-            texts = [None if body is None else ir.to_proto(body) for body in made]
-            self._same_bodies[identifier] = texts[0] == texts[1]
-        return self._same_bodies[identifier]
+    def _have_same_body(self, old: ir.OperatorIdentifier, new: ir.OperatorIdentifier) -> bool:
+        """Whether calls have one meaning: operators of one name, or functions of one body."""
+        if (old, new) not in self._same_bodies:
+            bodies = self._before.model.functions.get(old), self._after.model.functions.get(new)
+            texts = [None if body is None else _text(body) for body in bodies]
+            self._same_bodies[old, new] = texts[0] == texts[1]
+        return self._same_bodies[old, new]
 
     def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
         layers = self._absorber.layers_of(u, v)
@@ -329,7 +334,7 @@ class _Walker:
         tried: set[object] = set()
         weaker: Relation | None = None
         for reach in _GUESS_REACHES if self._match.is_guess(v) else _REACHES:
-            for actual in Numbers:
+            for actual in self._numbers:
                 drawn: set[ir.Value] = set()
                 try:
                     region = self._near.region(u, v, reach, drawn, actual=actual)
@@ -424,3 +429,10 @@ class _Walker:
                 if found is not None:
                     return found, centred
         return weaker, region
+
+
+def _text(body: ir.Function) -> onnx.FunctionProto:
+    """Return a function without the name that tells it from others of the same name."""
+    proto = ir.to_proto(body)
+    proto.overload = ""
+    return proto

@@ -20,7 +20,7 @@ from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.decide import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.prepare.working_copy import as_given, prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.finalize import finished, note, settle_functions
@@ -87,8 +87,9 @@ def fold(
         roles = _roles(decide_all(prepare(original), settings, without=without))
     settings = replace(settings, fused_before=residual_calls(original))
     timer = StageTimer(None)
+    given = as_given(original) if prove else None
     folded = pipeline.fold(
-        prepare(original), original, settings, timer, without=without, prove=prove
+        prepare(original), original, settings, timer, given=given, without=without
     )
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())
