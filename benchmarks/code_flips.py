@@ -210,7 +210,9 @@ def _as_it_is(subject: Subject) -> Subject:
     expected = evaluate(subject.graph.model, subject.graph.feeds, subject.graph.operators)
     made = onnx.ModelProto.FromString(rewritten)
     failure, error = compared(subject.graph, made, expected)
-    print(f"{subject.name:60} {seconds:5.2f} s, off by {error:.0e} {said} {failure or ''}", flush=True)
+    print(
+        f"{subject.name:60} {seconds:5.2f} s, off by {error:.0e} {said} {failure or ''}", flush=True
+    )
     return replace(subject, expected=expected, rewritten=rewritten, lines=lines, seconds=seconds)
 
 

@@ -10,13 +10,14 @@ Every output of every graph must be equal in the end.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from itertools import zip_longest
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
+from onnxfold.graph.equality import same_attributes, same_default, same_tensor
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies, reached
 from onnxfold.proof.candidates import Candidates
@@ -29,6 +30,7 @@ from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
+from onnxfold.proof.states import ConstantStates
 from onnxfold.proof.stored import (
     TurnedWeights,
     compared,
@@ -85,9 +87,11 @@ class _Walker:
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
+        self._old_states, self._new_states = ConstantStates(before), ConstantStates(after)
         self._same_bodies: dict[tuple[ir.OperatorIdentifier, ir.OperatorIdentifier], bool] = {}
         # Two spellings of one function are equal for any weights, as a rule.
-        self._numbers = tuple(Numbers)[certificate != Certificate() :]
+        spelled = certificate == Certificate()
+        self._numbers = tuple(Numbers) if spelled else tuple(Numbers)[1:-1]
         self._failures: list[str] = []
         self._unknown: dict[ir.Value, None] = {}
 
@@ -131,6 +135,14 @@ class _Walker:
         for a, b in zip(old, new, strict=False):
             if not same_default(a, b):
                 self._failures.append(f"input '{b.name}' has another default than before")
+
+        for a, b in zip(self._before.graphs[1:], self._after.graphs[1:], strict=False):
+            named = [
+                [None if value is None else value.name for value in states.inputs(body)]
+                for states, body in ((self._old_states, a), (self._new_states, b))
+            ]
+            if named[0] != named[1]:
+                self._failures.append(f"graph '{b.name}' has other inputs than before")
 
     def walk(self) -> None:
         """Relate every value that is needed, in order."""
@@ -190,11 +202,12 @@ class _Walker:
         if len(self._before.graphs) != len(self._after.graphs):
             self._failures.append("the bodies of the model differ from before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
-            if [v.name for v in old.outputs] != [v.name for v in new.outputs] and (
-                new is self._after.model.graph or len(old.outputs) != len(new.outputs)
+            us, vs = self._old_states.outputs(old), self._new_states.outputs(new)
+            if [v.name for v in us] != [v.name for v in vs] and (
+                new is self._after.model.graph or len(us) != len(vs)
             ):
                 self._failures.append(f"graph '{new.name}' has other outputs than before")
-            for u, v in zip(old.outputs, new.outputs, strict=False):
+            for u, v in zip(us, vs, strict=False):
                 if not self.relation(u, v).equal:
                     self._failures.append(f"output '{v.name}' could not be proved equal: {origin}")
 
@@ -215,6 +228,7 @@ class _Walker:
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of two values, derived from the values upstream."""
+        u, v = self._old_states.begins(u), self._new_states.begins(v)
         if u is None or v is None:
             return EQUAL if u is v else ANY
         if (u, v) not in self._related:
@@ -229,13 +243,16 @@ class _Walker:
         old, new = self._before.tensor(u), self._after.tensor(v)
         if old is not None and new is not None:
             return self._constants(u, v, old, new)
+        if new is not None and self._match.is_constant(u) and self._near.computes(u, new):
+            return EQUAL
         node, twin = v.producer(), u.producer()
         if node is None:
             same = twin is None and old is None and new is None
             if same and self._before.ref(u) == self._after.ref(v):
                 return EQUAL
-        elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
-            found = [self._operands(a, b) for a, b in pairs(twin, node)]  # regions start there
+        elif twin is not None and self._is_twin(node, twin) and self._have_one_place(u, v):
+            both = zip_longest(self._old_states.inputs(twin), self._new_states.inputs(node))
+            found = [self._operands(a, b) for a, b in both]  # regions start there
             if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
@@ -249,8 +266,14 @@ class _Walker:
         # Whatever any two values satisfy would keep wider regions from what is upstream of them.
         return ANY if shown.vacuous else shown
 
+    def _have_one_place(self, u: ir.Value, v: ir.Value) -> bool:
+        twin, node = u.producer(), v.producer()
+        places = self._old_states.place(u, twin), self._new_states.place(v, node)
+        return places[0] == places[1]
+
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of operands in one place, or ANY if v replaces another value."""
+        u = self._old_states.begins(u)
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
 
