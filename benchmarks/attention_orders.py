@@ -17,20 +17,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 import onnxfold
-from benchmarks.harness import CPU, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, write
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from benchmarks.harness import arguments, quantiles, timed
+from benchmarks.rows import RESULTS, Row, tell, write
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant
+from onnxfold.tuning.facts import ModelFacts
+from onnxfold.tuning.steps import STEPS, Context
 
 ORDERS: Final[tuple[tuple[str, ...], ...]] = (
     (),
@@ -44,15 +43,12 @@ ORDERS: Final[tuple[tuple[str, ...], ...]] = (
 _OPSET, _ROUNDS, _LEAST, _SESSIONS = 17, 101, 5, 6
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """A module with an input of one shape, and its settings for the optimizer."""
 
     build: Callable[[], Any]
     shape: tuple[int, ...]
-    model_type: str
-    heads: int
-    width: int
+    facts: ModelFacts
 
 
 def _siglip() -> Any:
@@ -76,8 +72,8 @@ def _whisper() -> Any:
 
 
 SUBJECTS: Final[Mapping[str, Subject]] = {
-    "siglip": Subject(_siglip, (1, 3, 224, 224), "clip", 12, 768),
-    "whisper": Subject(_whisper, (1, 80, 3000), "bart", 6, 384),
+    "siglip": Subject(_siglip, (1, 3, 224, 224), ModelFacts("clip", 12, 768)),
+    "whisper": Subject(_whisper, (1, 80, 3000), ModelFacts("bart", 6, 384)),
 }
 
 
@@ -108,16 +104,12 @@ def exported(subject: Subject, path: Path) -> Any:
 
 def ordered(subject: Subject, source: Path, steps: Sequence[str], path: Path) -> int:
     """Apply the steps to the export in turn; return how many norms fold."""
-    from onnxruntime.transformers import optimizer
-
     model, folds = onnx.load(source), 0
     for step in steps:
         if step == "optimizer":
             onnx.save(model, path)
-            model = optimizer.optimize_model(
-                str(path), subject.model_type, num_heads=subject.heads,
-                hidden_size=subject.width, opt_level=1,
-            ).model  # fmt: skip
+            STEPS["optimizer"].apply(path, path, Context(subject.facts))
+            model = onnx.load(path)
         else:
             result = onnxfold.optimize(model, target=step, check=None)
             model, folds = result.model, len(result.plan.folds)
@@ -136,8 +128,9 @@ def measured(name: str, budget_s: float) -> list[Row]:
             ordered(subject, source, steps, path) for steps, path in zip(ORDERS, paths, strict=True)
         ]
         kinds = [Counter(node.op_type for node in onnx.load(path).graph.node) for path in paths]
-        opened = [_seconds(paths, feeds, budget_s / _SESSIONS) for _ in range(_SESSIONS)]
-        seconds = np.concatenate(opened, axis=1)
+        turns = RunCounts(_ROUNDS, _LEAST, budget_s / _SESSIONS, clock=time.thread_time)
+        variants = [Variant(path) for path in paths]
+        seconds = np.concatenate([timed(variants, feeds, turns) for _ in range(_SESSIONS)], axis=1)
     # One order on one model; ``attention`` counts the optimizer's nodes in the final file.
     return [
         Row(
@@ -155,15 +148,6 @@ def measured(name: str, budget_s: float) -> list[Row]:
     ]
 
 
-def _seconds(
-    paths: Sequence[Path], feeds: Mapping[str, Any], budget_s: float
-) -> npt.NDArray[np.float64]:
-    """Open a session for each file and let them take turns: seconds for [file, round]."""
-    sessions = [Variant(path).session(1, [CPU]) for path in paths]
-    runs = [partial(session.run, None, feeds) for session in sessions]
-    return take_turns(runs, RunCounts(_ROUNDS, _LEAST, budget_s, clock=time.thread_time))
-
-
 def main() -> None:
     """Write the rows of every model."""
     out = RESULTS / "attention_orders.csv"
@@ -171,9 +155,7 @@ def main() -> None:
     options = arguments(__doc__, given)
     rows = [row for name in options.models for row in measured(name, options.budget)]
     write(options.out, rows)
-    for row in rows:
-        print(f"{row.model:8} {row.order:18} {row.folds} folds  {row.attention} Attention  "
-              f"{row.ratio:.3f} [{row.ratio_25:.3f} {row.ratio_75:.3f}]")  # fmt: skip
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import onnx
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, put
+from benchmarks.rows import RESULTS, Row, put, tell
 from onnxfold.errors import ModelError
 
 _FOLDER: Final = Path(__file__).resolve().parents[1] / "tests" / "recipes"
@@ -71,9 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
         model = onnx.load(_FOLDER / f"{name}.onnx")
         rows = [row(name, model, change, given.samples) for change in CHANGES]
         put(given.out, rows, ("recipe",))
-        for each in rows:
-            found = f"{each.noise_ratio} of {each.limit}"
-            print(f"{name:22} {each.change:20} {each.refused or found}", flush=True)
+        tell(rows)
     return 0
 
 

@@ -23,19 +23,18 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 import onnxfold
-from benchmarks.harness import CPU, arguments
-from benchmarks.norm_forms import exported
-from benchmarks.rows import RESULTS, Row, has, put
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from benchmarks.harness import arguments, quantiles, timed
+from benchmarks.norm_forms import exported, fed
+from benchmarks.rows import RESULTS, Row, has, put, tell
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant
 
 FORMS = ("layer", "rms", "crms", "none")
-_WORDS = 100
 # Batch and, where a model reads text, tokens.
 SHAPES = {"vit": ((1, 0), (4, 0)), "gpt": ((1, 64), (1, 256), (4, 64)), "dig": ((8, 0),)}
 
@@ -62,24 +61,8 @@ def processor_time(call: Callable[[], object], times: int) -> float:
     return min(seconds)
 
 
-def fed(session: Any, batch: int, tokens: int) -> dict[str, Any]:
-    """Return inputs: a first dimension that is free is the batch, others the tokens."""
-    rng = np.random.default_rng(0)
-    feeds: dict[str, Any] = {}
-    for value in session.get_inputs():
-        free = [batch if at == 0 else tokens for at in range(len(value.shape))]
-        shape = [d if isinstance(d, int) else free[at] for at, d in enumerate(value.shape)]
-        if "float" in value.type:
-            feeds[value.name] = rng.standard_normal(shape).astype(np.float32)
-        else:
-            feeds[value.name] = rng.integers(0, _WORDS, shape)
-    return feeds
-
-
 def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> list[Row]:
     """Write the forms of a model, and time them in every shape."""
-    import onnxruntime
-
     paths = {form: path if form == "layer" else folder / f"{name}-{form}.onnx" for form in FORMS}
     norms = without_norms(path, paths["none"])
     costs = dict.fromkeys(FORMS, (0.0, 0.0))
@@ -87,40 +70,36 @@ def measured(name: str, path: Path, folder: Path, given: argparse.Namespace) -> 
         convert = partial(onnxfold.convert, path, paths[form], to=form, force=True)
         unchecked = processor_time(partial(convert, check=None), given.folds)
         costs[form] = unchecked, processor_time(partial(convert, check=2), given.folds)
-    sessions = [Variant(each).session(1, (CPU,)) for each in paths.values()]
-    rows = []
+    rows, turns = [], RunCounts(given.rounds, clock=time.thread_time)
     for batch, tokens in SHAPES[name[:3]]:
-        feeds = fed(sessions[0], batch, tokens)
-        runs = [partial(session.run, None, feeds) for session in sessions]
-        seconds = take_turns(runs, RunCounts(given.rounds, clock=time.thread_time))
+        seconds = timed([Variant(each) for each in paths.values()], fed(path, batch, tokens), turns)
         for form, own in zip(FORMS, seconds, strict=True):
-            low, middle, high = np.percentile(seconds[0] / own, (25, 50, 75))
+            ratio = quantiles(seconds[0] / own, 4, ratio=50, ratio_25=25, ratio_75=75)
             saved = float(np.median(seconds[0] - own))
             fold, checked = costs[form]
-            rows.append(
-                Row(
-                    onnxruntime=onnxruntime.__version__,
-                    threads=1,
-                    model=name,
-                    weight_bytes=path.stat().st_size,
-                    norms=norms,
-                    batch=batch,
-                    tokens=tokens,
-                    form=form,
-                    rounds=len(own),
-                    milliseconds=round(1e3 * float(np.median(own)), 4),
-                    ratio=round(float(middle), 4),
-                    ratio_25=round(float(low), 4),
-                    ratio_75=round(float(high), 4),
-                    fold_seconds=round(fold, 3),
-                    checked_seconds=round(checked, 3),
-                    paid_after=round(fold / saved) if fold and low > 1 and saved > 0 else None,
-                )
+            paid = fold and ratio["ratio_25"] > 1 and saved > 0
+            row = Row(
+                onnxruntime=ort.__version__,
+                threads=1,
+                model=name,
+                weight_bytes=path.stat().st_size,
+                norms=norms,
+                batch=batch,
+                tokens=tokens,
+                form=form,
+                rounds=len(own),
+                milliseconds=round(1e3 * float(np.median(own)), 4),
+                **ratio,
+                fold_seconds=round(fold, 3),
+                checked_seconds=round(checked, 3),
+                paid_after=round(fold / saved) if paid else None,
             )
+            rows.append(row)
     return rows
 
 
 def main(words: list[str] | None = None) -> int:
+    """Measure the models that the file lacks."""
     options = {
         "--models": ["digits_vit", "vit-mini", "gpt-mini"],
         "--rounds": 11,
@@ -129,21 +108,13 @@ def main(words: list[str] | None = None) -> int:
     }
     given = arguments(__doc__, options, words)
     for name in given.models:
-        if has(given.out, model=name):
-            continue
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            shipped = Path("models") / name / f"{name}.onnx"
-            path = shipped if shipped.exists() else exported(name, folder)
-            rows = measured(name, path, folder, given)
-        put(given.out, rows, ("model",))
-        for row in rows:
-            print(
-                f"{row.model} {row.batch}x{row.tokens} {row.form}: {row.milliseconds} ms, "
-                f"{row.ratio} ({row.ratio_25} to {row.ratio_75}); fold {row.fold_seconds} s, "
-                f"checked {row.checked_seconds} s, paid after {row.paid_after} runs",
-                flush=True,
-            )
+        if not has(given.out, model=name):
+            with tempfile.TemporaryDirectory() as folder:
+                shipped = Path("models") / name / f"{name}.onnx"
+                path = shipped if shipped.exists() else exported(name, Path(folder))
+                rows = measured(name, path, Path(folder), given)
+            put(given.out, rows, ("model",))
+            tell(rows)
     return 0
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, merge
+from benchmarks.rows import RESULTS, Row, merge, tell
 from models.digits_vit.data import HELDOUT
 from onnxfold import model_io
 from onnxfold.check import ModelSource
@@ -43,6 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     rows = list(_digits())
     if exports is not None and (exports / "minilm.onnx").exists():
         rows += _minilm(exports / "minilm.onnx")
+    tell(rows)
     merge(RESULTS / "budgets.csv", rows, "model", {row.model for row in rows}, MODELS)
 
 
@@ -118,7 +119,7 @@ def _row(name: str, conversion: str, path: Path, truth: Truth, lost: Callable[..
     outputs = run_changed(changed, truth.feeds, truth.evidence.engine, optimize=True)
     wide = Budget(dict.fromkeys(Metric, 1e300))
     found = judge_budget(truth.outputs, outputs, wide).outputs[0]
-    row = Row(
+    return Row(
         onnxruntime=onnxruntime.__version__,
         model=name,
         conversion=conversion,
@@ -131,12 +132,6 @@ def _row(name: str, conversion: str, path: Path, truth: Truth, lost: Callable[..
         kl_worst=_shown(found.worst[Metric.KL]),
         task=_shown(lost(truth.outputs, outputs)),
     )
-    print(
-        f"{name} {conversion}: relative {row.relative:g} (worst {row.relative_worst:g}), "
-        f"1 - cosine {row.cosine_worst:g}, top1 {row.top1:g}, kl {row.kl_worst:g}, "
-        f"task {row.task:g}"
-    )
-    return row
 
 
 def _shown(number: float) -> float:

@@ -36,7 +36,7 @@ from benchmarks.mutants import in_a_child
 from benchmarks.rows import RESULTS, Row, append, read
 from onnxfold.errors import OnnxfoldError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from tests.graphs import model, weights
 from tests.operators.sample import Array
 from tests.soundness.checking import ERRORS, compared, line

@@ -24,7 +24,7 @@ import onnxruntime
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, merge, read
+from benchmarks.rows import RESULTS, Row, merge, read, tell
 from onnxfold.graph import Fiber, ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.traversal import reached
@@ -58,8 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = arguments(__doc__, {"models": {"type": Path, "nargs": "*"}}, words)
     paths = given.models or sorted(_RECIPES.glob("*.onnx"))
     rows = [row for path in paths for row in counterexamples(path)]
-    for row in rows:
-        print(f"{row.recipe:16} {row.code:20} mean {row.mean:8.3g}  changed {row.changed:.2%}")
+    tell(rows)
     file, made = RESULTS / "counterexamples.csv", [row.recipe for row in rows]
     known = [row["recipe"] for row in read(file)]
     merge(file, rows, "recipe", set(made), list(dict.fromkeys([*known, *made])))

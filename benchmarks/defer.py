@@ -34,11 +34,10 @@ from onnxruntime.quantization import quantize_dynamic
 import onnxfold
 from benchmarks.gpu import device_named
 from benchmarks.graphs import model, node
-from benchmarks.harness import CPU, Budget, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, replace
+from benchmarks.harness import CPU, Budget, arguments, quantiles, timed
+from benchmarks.rows import RESULTS, Row, replace, tell
 from onnxfold.options import Defer
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant
 from onnxfold.target import Target
 
 WIDTH, HIDDEN, HEADS, KEYS, SIZE = 1024, 2816, 16, 8, 64
@@ -102,8 +101,9 @@ def measure(folder: Path, kind: str, target: Target, rounds: int, provider: str)
         results.append(result.report["inspect"]["summary"])
     for dtype, threads, tokens in product(paths, THREADS if provider == CPU else (1,), TOKENS):
         variants = [Variant(path, kernels=target is Target.KERNELS) for path in paths[dtype]]
-        ratios = _ratios(variants, threads, tokens, rounds, provider)
-        for setting, summary, ratio in zip(settings, results, ratios, strict=True):
+        x = np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)
+        spent = timed(variants, {"x": x}, RunCounts(rounds), threads=threads, provider=provider)
+        for setting, summary, own in zip(settings, results, spent, strict=True):
             yield Row(
                 onnxruntime=ort.__version__,
                 provider=provider,
@@ -116,23 +116,9 @@ def measure(folder: Path, kind: str, target: Target, rounds: int, provider: str)
                 tokens=tokens,
                 deferred=summary["deferred"],
                 multiplications_saved=summary["multiplications_saved"],
-                **ratio,
+                rounds=len(own),
+                **quantiles(spent[0] / own, 3, ratio=50, ratio_q1=25, ratio_q3=75),
             )
-
-
-def _ratios(
-    variants: list[Variant], threads: int, tokens: int, rounds: int, provider: str
-) -> list[dict[str, Any]]:
-    """Return median and quartiles of the paired ratios of the first model's time to each one's."""
-    feeds = {"x": np.random.default_rng(1).standard_normal((1, tokens, WIDTH)).astype(np.float32)}
-    sessions = [variant.session(threads, [provider]) for variant in variants]
-    memory = memory_of(provider)
-    x, y = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
-    spent = take_turns([Bound(session, x, y).run for session in sessions], RunCounts(rounds))
-    return [
-        {"rounds": len(own), **quantiles(spent[0] / own, 3, ratio=50, ratio_q1=25, ratio_q3=75)}
-        for own in spent
-    ]
 
 
 def main() -> int:
@@ -155,7 +141,7 @@ def main() -> int:
         name = f"{kind} {target}"
         with budget.case(name), tempfile.TemporaryDirectory() as folder:
             for row in measure(Path(folder), kind, target, options.rounds, options.provider):
-                _tell(row)
+                tell([row])
                 replace(options.out, row, _setting)
                 if budget.ended(f"{name} and what follows is left"):
                     return 1
@@ -169,12 +155,6 @@ def _setting(row: dict[str, str]) -> tuple[object, ...]:
         int(row["tokens"]),
         list(Defer).index(Defer(row["defer"])),
     )
-
-
-def _tell(row: Row) -> None:
-    where = f"{row.model:9} {row.target:5} {row.dtype:5} {row.threads} {row.tokens:4}"
-    spread = f"{row.ratio_q1:.3f} to {row.ratio_q3:.3f}"
-    print(f"{where} {row.defer:12} {row.ratio:.3f} ({spread})", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,25 @@ made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from benchmarks.rows import RESULTS, write
+import onnxfold.pipeline  # noqa: F401  # brings what finds norms
+from benchmarks.rows import RESULTS, tell, write
 from onnxfold.options import Defer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.decide import decide
 from onnxfold.passes.prepare.working_copy import prepare
 
-__all__ = ["BLOCKS", "CountRow", "count"]
+__all__ = ["BLOCKS", "Sizes", "count"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Width n of the stream, f of the hidden layer; heads, key heads, and the size of each."""
 
     model: str
@@ -37,26 +38,10 @@ class Sizes:
     h: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountRow(Sizes):
-    """Multiplications by s, and by gammas of queries and keys, for one token.
-
-    ``figure``: the paper's.  ``norm``: by the norm itself; ``behind``: by s behind every layer that
-    reads it, and by gammas; ``deferred``: by the plan, which saves ``saved`` of those.
-    """
-
-    figure: int
-    block: str
-    norm: int
-    behind: int
-    deferred: int
-    saved: int
-
-
-LLAMA = Sizes(model="Llama 3.1 8B", n=4096, f=14336, heads=32, keys=8, h=128)
-LLAMA2 = Sizes(model="Llama 2 7B", n=4096, f=11008, heads=32, keys=32, h=128)
-QWEN = Sizes(model="Qwen3 8B", n=4096, f=12288, heads=32, keys=8, h=128)
-T5 = Sizes(model="T5 large", n=1024, f=4096, heads=16, keys=16, h=64)
+LLAMA = Sizes("Llama 3.1 8B", n=4096, f=14336, heads=32, keys=8, h=128)
+LLAMA2 = Sizes("Llama 2 7B", n=4096, f=11008, heads=32, keys=32, h=128)
+QWEN = Sizes("Qwen3 8B", n=4096, f=12288, heads=32, keys=8, h=128)
+T5 = Sizes("T5 large", n=1024, f=4096, heads=16, keys=16, h=64)
 
 _NORM = "n = RMSNormalization<axis=-1>(x, ones) "
 _GLU = "g = MatMul(n, W) u = MatMul(n, U) "
@@ -104,30 +89,21 @@ BLOCKS = (
 )
 
 
-def count(figure: int, block: str, sizes: Sizes, body: str) -> CountRow:
-    """Return the counts of one block."""
+def count(figure: int, block: str, sizes: Sizes, body: str) -> SimpleNamespace:
+    """Return multiplications by s, and by gammas of queries and keys, for one token.
+
+    ``figure``: the paper's.  ``norm``: by the norm itself; ``behind``: by s after every layer that
+    reads it, and by gammas; ``deferred``: by the plan, which saves ``saved`` of those.
+    """
     info = prepare(_model(sizes, body)).info
-    plan = decide(info, Settings(defer=Defer.ALL))
-    (norm,) = plan.norms
+    (norm,) = decide(info, Settings(defer=Defer.ALL)).norms
     readers = info.by_ref()[norm.output].consumers()
     widths = [(info.shape(node.outputs[0]) or ())[-1] for node in readers]
     gammas = sum(sizes.heads if x == "q" else sizes.keys for x in "qk" if f"{x}gamma" in body)
     behind = sum(width for width in widths if isinstance(width, int)) + gammas * sizes.h
     deferred = sizes.n + gammas * sizes.h - norm.multiplications_saved
-    return CountRow(
-        model=sizes.model,
-        n=sizes.n,
-        f=sizes.f,
-        heads=sizes.heads,
-        keys=sizes.keys,
-        h=sizes.h,
-        figure=figure,
-        block=block,
-        norm=sizes.n,
-        behind=behind,
-        deferred=deferred,
-        saved=behind - deferred,
-    )
+    counts = {"norm": sizes.n, "behind": behind, "deferred": deferred, "saved": behind - deferred}
+    return SimpleNamespace(**sizes._asdict(), figure=figure, block=block, **counts)
 
 
 def _model(sizes: Sizes, body: str) -> ir.Model:
@@ -163,12 +139,12 @@ def _tensors(sizes: Sizes) -> dict[str, ir.TensorProtocol]:
         )
         for name, shape in layers.items()
     }
-    made |= {name: ir.tensor(np.ones(size, np.float32)) for name, size in (("ones", n), ("one", h))}
-    for name in ("qgamma", "kgamma"):
-        made[name] = ir.tensor(np.arange(1, h + 1, dtype=np.float32))
-    for name, heads in (("many", sizes.heads), ("few", sizes.keys)):
-        made[name] = ir.tensor(np.array([0, 0, heads, h], np.int64))
-    return made
+    gamma = np.arange(1, h + 1, dtype=np.float32)
+    arrays = {"ones": np.ones(n, np.float32), "one": np.ones(h, np.float32)}
+    arrays |= {"qgamma": gamma, "kgamma": gamma}
+    heads = {"many": sizes.heads, "few": sizes.keys}
+    whole = {name: np.array([0, 0, count, h], np.int64) for name, count in heads.items()}
+    return made | {name: ir.tensor(array) for name, array in (arrays | whole).items()}
 
 
 def _zeros(shape: tuple[int, ...]) -> ir.Tensor:
@@ -177,7 +153,9 @@ def _zeros(shape: tuple[int, ...]) -> ir.Tensor:
 
 def main() -> None:
     """Count all blocks and write the file."""
-    write(RESULTS / "deferral_counts.csv", [count(*block) for block in BLOCKS])
+    rows = [count(*block) for block in BLOCKS]
+    write(RESULTS / "deferral_counts.csv", rows)
+    tell(rows)
 
 
 if __name__ == "__main__":

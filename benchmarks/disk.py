@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["DiskRun", "disk_to_disk"]
+__all__ = ["DiskRun", "disk_to_disk", "ended"]
 
 _SAMPLE_S = 0.02
 _MIB = 1024
@@ -25,8 +26,16 @@ class DiskRun:
 
     seconds: float
     processor_seconds: float
-    peak: float
-    anonymous: float
+    peak: float = 0.0
+    anonymous: float = 0.0
+
+
+def ended(command: Sequence[str]) -> DiskRun:
+    """Run a command to its end, without a look at its memory."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, code, usage = os.wait4(process.pid, 0)
+    return _run(command, process, code, usage, time.perf_counter() - start)
 
 
 def disk_to_disk(command: Sequence[str], files: Sequence[Path]) -> DiskRun:
@@ -38,16 +47,22 @@ def disk_to_disk(command: Sequence[str], files: Sequence[Path]) -> DiskRun:
     for status in _statuses(process.pid):
         peak = max(peak, status.get("VmHWM", 0.0))
         anonymous = max(anonymous, status.get("RssAnon", 0.0))
-        ended, code, usage = os.wait4(process.pid, os.WNOHANG)
-        if ended:
+        pid, code, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
             break
         time.sleep(_SAMPLE_S)
     os.sync()
-    seconds = time.perf_counter() - start
+    return _run(command, process, code, usage, time.perf_counter() - start, peak, anonymous)
+
+
+def _run(
+    command: Sequence[str], process: subprocess.Popen[bytes], code: int, usage: Any, *found: float
+) -> DiskRun:
     process.returncode = os.waitstatus_to_exitcode(code)
     if process.returncode:
         raise RuntimeError(f"{command} exits {process.returncode}")
-    return DiskRun(seconds, usage.ru_utime + usage.ru_stime, peak, anonymous)
+    seconds, *memory = found
+    return DiskRun(seconds, usage.ru_utime + usage.ru_stime, *memory)
 
 
 def _statuses(pid: int) -> Iterator[dict[str, float]]:

@@ -21,7 +21,7 @@ import numpy as np
 import onnxfold
 from benchmarks.harness import arguments
 from benchmarks.precision_subjects import Subject, trained
-from benchmarks.rows import RESULTS, Row, put
+from benchmarks.rows import RESULTS, Row, put, tell
 
 _ANY_ERROR = 10.0
 
@@ -56,12 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for subject in trained(given.exports):
         rows = [row(subject, most) for most in given.most]
         put(given.out, rows, ("model", "most"))
-        for each in rows:
-            print(
-                f"{each.model} {each.most:g}: {each.dropped} of {each.norms} dropped, error "
-                f"{each.relative} (worst {each.worst_relative})",
-                flush=True,
-            )
+        tell(rows)
     return 0
 
 

@@ -21,7 +21,7 @@ import onnxruntime as ort
 
 from benchmarks.harness import arguments
 from benchmarks.kernel_methods import bound
-from benchmarks.rows import RESULTS, Row, write
+from benchmarks.rows import RESULTS, Row, tell, write
 from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 
 __all__ = ["METHODS", "main", "measured"]
@@ -66,10 +66,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = {"--rounds": 61, "--out": RESULTS / "fixed_costs.csv"}
     chosen, found = arguments(__doc__, options, words), list[Row]()
     for size, rows in product(SIZES, ROWS):
-        made = list(measured(rows, size, chosen.rounds))
-        found += made
-        told = ", ".join(f"{row.method} {row.us:.2f} ({row.of_layer_norm:.2f})" for row in made)
-        print(f"{rows} x {size}: {told}")
+        found += measured(rows, size, chosen.rounds)
+        tell(found[-len(METHODS) :])
     write(chosen.out, found)
     return 0
 

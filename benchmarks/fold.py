@@ -2,11 +2,11 @@
 
     python -m benchmarks.fold [MODEL.onnx]
 
-exports GPT-2 with ``models`` when no model is given, prints a table against the bars of
-docs/architecture.md and appends its rows to benchmarks/results/fold.csv.  Copying and folding are
-timed in turns in one run, since a machine's speed swings; a value is the median, with the 20th and
-80th percentile.  Rows that end in "processor" are processor time, which other work on the machine
-does not lengthen as it does the time on the clock.
+exports GPT-2 with ``models`` when no model is given, appends its rows to
+benchmarks/results/fold.csv and says which bars of docs/architecture.md they are over.  Copying and
+folding are timed in turns in one run, since a machine's speed swings; a value is the median, with
+the 20th and 80th percentile.  Rows that end in "processor" are processor time, which other work on
+the machine does not lengthen as it does the time on the clock.
 
 The package is compiled to bytecode first, as an installation is: where PYTHONDONTWRITEBYTECODE is
 set, a checkout never is, and every command compiles 150 files.
@@ -20,40 +20,38 @@ that is on the disk when it ends, as the output of the command is where it repla
 
 from __future__ import annotations
 
+import argparse
 import compileall
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
 import onnxfold
-from benchmarks.disk import disk_to_disk
+from benchmarks.disk import DiskRun, disk_to_disk, ended
 from benchmarks.harness import arguments, quantiles
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold import model_io
 from onnxfold.cli.startup import go_on_as_usual, start_quickly
 
 __all__ = ["main"]
 
 _EXPORTED = Path("build") / "bench" / "gpt2.onnx"
-# VmHWM, since the peak that wait4 gives counts the parent's memory at the fork.
-_STATUS = Path("/proc/self/status")
-_PEAK = f"""
-print(next(line for line in open("{_STATUS}") if line.startswith("VmHWM")).split()[1])
-"""
-_QUICKLY = """
-from onnxfold.cli.startup import start_quickly
-start_quickly()  # as the command does: without what onnx-ir imports for symbolic arithmetic
-"""
+# As the command does: without what onnx-ir imports for symbolic arithmetic.
+_QUICKLY = "from onnxfold.cli.startup import start_quickly; start_quickly(); "
+_DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
+# Memory is read from outside, some hundredths of a second before the end.
+_IMPORTS = (
+    f"{_QUICKLY}import time, onnxfold.cli.application, onnxfold.api, onnxfold.report.document; "
+    "time.sleep(0.1)"
+)
 # Stages of a checked command that have a bar together.
 _TOGETHER = {
     "analyse, rewrite": ("analyse", "rewrite"),
@@ -61,28 +59,19 @@ _TOGETHER = {
     "verify": ("verify",),
     "prove, verify": ("prove", "verify"),
 }
-_DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
-_IMPORTS = (
-    f"{_QUICKLY}import onnxfold.cli.application, onnxfold.api, onnxfold.report.document{_PEAK}"
-)
-_FOLD = f"""{_QUICKLY}
-import sys
-from onnxfold.cli.application import app
-app(sys.argv[1:], standalone_mode=False){_PEAK}"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    what: str
-    unit: str
-    values: tuple[float, ...]
-    bar: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    seconds: float
-    processor_seconds: float
+_COPY, _FOLD, _ABOVE = "copying the files", "optimize --no-check", "peak memory above the imports"
+# The largest acceptable medians.
+_BARS = {
+    "onnxfold --help": 0.4,
+    "analyse, rewrite, changed weights": 0.25,
+    f"{_FOLD} / copying": 2.0,
+    f"{_FOLD} / copying, disk to disk": 2.0,
+    _ABOVE: 150.0,
+    "prove, verify / older prove, verify, checked": 0.7,
+    "analyse, rewrite / older analyse, rewrite, checked": 1.0,
+    "optimize / onnxslim, checked": 1.0,
+}
+_Samples = dict[str, list[float]]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -95,26 +84,44 @@ def main(words: Sequence[str] | None = None) -> int:
             "--checked": {"action": "store_true", "help": "time the default command alone"},
             "--older": {"metavar": "PYTHON", "help": "with --checked: of another version"},
             "--onnxslim": {"metavar": "PROGRAM", "help": "with --checked: run it in turns"},
+            "--out": RESULTS / "fold.csv",
         },
         words,
     )
     model: Path = options.model or _exported()
     compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
-    load = os.getloadavg()[0]
-    runs: int = options.runs
-    if options.checked:
-        samples = _checked(model, runs, options.older, options.onnxslim)
-    else:
-        samples = [*_startup(runs), *_fold(model, runs), *_command(model, runs)]
-    rows = [_row(model, load, sample) for sample in samples]
-    print(f"load average before: {load:.2f}")
-    print(f"{'':48} {'low':>10} {'median':>10} {'high':>10} {'bar':>8}")
+    load = round(os.getloadavg()[0], 2)
+    found: _Samples = defaultdict(list)
+    with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
+        if options.checked:
+            _checked(found, model, options, Path(scratch))
+        else:
+            _warm(found, model, options.runs)
+            _commands(found, model, options.runs, Path(scratch))
+    # ``load`` is the load average of the minute before.
+    rows = [
+        Row(
+            load=load,
+            model=model.stem if model.stem != "model" else model.absolute().parent.name,
+            what=what,
+            unit=_unit(what),
+            runs=len(values),
+            **quantiles(values, 6, low=20, median=50, high=80),
+            bar=_BARS.get(what),
+        )
+        for what, values in found.items()
+    ]
+    append(options.out, rows)
+    tell(rows)
     for row in rows:
-        bar = "" if row.bar is None else f"{row.bar:8g}{'' if row.median <= row.bar else '  OVER'}"
-        unit = f"{row.what}, {row.unit}"
-        print(f"{unit:48} {row.low:10.3f} {row.median:10.3f} {row.high:10.3f} {bar}")
-    append(RESULTS / "fold.csv", rows)
+        if row.bar is not None and row.median > row.bar:
+            print(f"{row.what}: OVER its bar of {row.bar:g}")
     return 0
+
+
+def _unit(what: str) -> str:
+    units = {"bytes -": "bytes", " / ": "ratio", "memory": "MiB"}
+    return next((unit for word, unit in units.items() if word in what), "s")
 
 
 def _exported() -> Path:
@@ -127,67 +134,23 @@ def _exported() -> Path:
     return _EXPORTED
 
 
-def _row(model: Path, load: float, sample: _Sample) -> Row:
-    # One measurement; ``bar`` is the largest acceptable median, or empty. ``load`` is the load
-    # average of the minute before.
-    return Row(
-        load=round(load, 2),
-        model=model.stem if model.stem != "model" else model.absolute().parent.name,
-        what=sample.what,
-        unit=sample.unit,
-        runs=len(sample.values),
-        **quantiles(sample.values, 6, low=20, median=50, high=80),
-        bar=sample.bar,
-    )
-
-
-def _startup(runs: int) -> list[_Sample]:
-    """Start-up of the command and of ``import onnxfold``, compared with the bare interpreter."""
-    commands = {
-        "python -c pass": (["-c", "pass"], None),
-        "import onnxfold": (["-c", "import onnxfold"], None),
-        "onnxfold --help": (["-m", "onnxfold", "--help"], 0.4),
-    }
-    ended: dict[str, list[_Ended]] = {what: [] for what in commands}
-    for _ in range(runs):
-        for what, (words, _bar) in commands.items():
-            ended[what].append(_run([sys.executable, *words]))
-    return [
-        sample for what, (_, bar) in commands.items() for sample in _both(what, ended[what], bar)
-    ]
-
-
-def _both(what: str, ended: Sequence[_Ended], bar: float | None = None) -> list[_Sample]:
-    """Time on the clock, to which the bar belongs, and processor time."""
-    return [
-        _Sample(what, "s", tuple(end.seconds for end in ended), bar),
-        _Sample(f"{what}, processor", "s", tuple(end.processor_seconds for end in ended)),
-    ]
-
-
-def _fold(model: Path, runs: int) -> list[_Sample]:
-    """The stages that decide and act, in one warm process, every changed weight computed."""
+def _warm(found: _Samples, model: Path, runs: int) -> None:
+    """Time the stages that decide and act, in one warm process, every changed weight computed."""
     start_quickly()
-    stages: dict[str, list[float]] = {"analyse": [], "rewrite": [], "changed weights": []}
-    processor: list[float] = []
-    for _ in range(runs + 1):
+    total = "analyse, rewrite, changed weights"
+    for run in range(runs + 1):
         source = model_io.load(model)
         begin = time.process_time()
         result = onnxfold.optimize(source, check=None)
         start = time.perf_counter()
         _compute_changed(result.model)
-        stages["changed weights"].append(time.perf_counter() - start)
-        processor.append(time.process_time() - begin)
-        for stage in ("analyse", "rewrite"):
-            stages[stage].append(result.report["timing_s"][stage])
+        spent = {stage: result.report["timing_s"][stage] for stage in ("analyse", "rewrite")}
+        spent["changed weights"] = time.perf_counter() - start
+        spent[total] = sum(spent.values())
+        spent[f"{total}, processor"] = time.process_time() - begin
+        for stage, seconds in spent.items() if run else ():  # the first warms up
+            found[stage].append(seconds)
     go_on_as_usual()
-    warm = {stage: tuple(seconds[1:]) for stage, seconds in stages.items()}
-    total = tuple(map(sum, zip(*warm.values(), strict=True)))
-    return [
-        *(_Sample(stage, "s", seconds) for stage, seconds in warm.items()),
-        _Sample("analyse, rewrite, changed weights", "s", total, 0.25),
-        _Sample("analyse, rewrite, changed weights, processor", "s", tuple(processor[1:])),
-    ]
 
 
 def _compute_changed(model: ir.Model) -> None:
@@ -197,131 +160,78 @@ def _compute_changed(model: ir.Model) -> None:
                 value.const_value.numpy()
 
 
-def _command(model: Path, runs: int) -> list[_Sample]:
-    """The whole command against copying the same files, in turns; its memory and its output."""
-    files = _files(model)
-    given = sum(file.stat().st_size for file in files)
-    with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
-        output = Path(scratch) / "fast.onnx"
-        words = ["-q", "optimize", str(model), "-o", str(output), "--no-check"]
-        copy = ["cp", *map(str, files), scratch]
-        turns = {
-            "copy": copy,
-            "durable": ["sh", "-c", f"{shlex.join(copy)} && sync {shlex.quote(scratch)}/*"],
-            "imports": [sys.executable, "-c", _DEPENDENCIES],
-            "fold": [sys.executable, "-m", "onnxfold", *words],
-        }
-        ended: dict[str, list[_Ended]] = {what: [] for what in turns}
-        for _ in range(runs):
-            for what, command in turns.items():
-                _empty(Path(scratch))
-                ended[what].append(_run(command))
-        written = sum(file.stat().st_size for file in _files(output))
-        disk: dict[str, list[float]] = {"copy": [], "fold": []}
-        for _ in range(runs):
-            for what, seconds in disk.items():
-                _empty(Path(scratch))
-                seconds.append(disk_to_disk(turns[what], files).seconds)
-        memory = _memory(words, runs) if _STATUS.exists() else []
-
-    on_disk = tuple(fold / copy for fold, copy in zip(disk["fold"], disk["copy"], strict=True))
-
-    def ratios(of: str, to: str) -> tuple[float, ...]:
-        pairs = zip(ended[of], ended[to], strict=True)
-        return tuple(one.seconds / other.seconds for one, other in pairs)
-
-    return [
-        *_both("copying the files", ended["copy"]),
-        *_both("copying the files, fsync", ended["durable"]),
-        *_both("imports of the dependencies", ended["imports"]),
-        *_both("optimize --no-check", ended["fold"]),
-        _Sample("imports of the dependencies / copying", "ratio", ratios("imports", "copy")),
-        _Sample("optimize --no-check / copying", "ratio", ratios("fold", "copy"), 2.0),
-        _Sample("optimize --no-check / copying, fsync", "ratio", ratios("fold", "durable")),
-        _Sample("copying from disk to disk", "s", tuple(disk["copy"])),
-        _Sample("optimize --no-check from disk to disk", "s", tuple(disk["fold"])),
-        _Sample("optimize --no-check / copying, disk to disk", "ratio", on_disk, 2.0),
-        *memory,
-        _Sample("output bytes / input bytes", "ratio", (written / given,)),
-        _Sample("output bytes - input bytes", "bytes", (float(written - given),)),
-    ]
+def _commands(found: _Samples, model: Path, runs: int, scratch: Path) -> None:
+    """Time start-up, and the command against copying the same files, in turns; its memory too."""
+    files, output = _files(model), scratch / "fast.onnx"
+    copy = ["cp", *map(str, files), str(scratch)]
+    python = [sys.executable, "-c"]
+    commands = {
+        "python -c pass": [*python, "pass"],
+        "import onnxfold": [*python, "import onnxfold"],
+        "onnxfold --help": [sys.executable, "-m", "onnxfold", "--help"],
+        _COPY: copy,
+        f"{_COPY}, fsync": ["sh", "-c", f"{shlex.join(copy)} && sync {scratch}/*"],
+        "imports of the dependencies": [*python, _DEPENDENCIES],
+        _FOLD: [sys.executable, "-m", "onnxfold", "-q", "optimize", str(model), "-o", str(output),
+                "--no-check"],
+    }  # fmt: skip
+    imports = [disk_to_disk([*python, _IMPORTS], ()).peak for _ in range(3)]
+    found["memory of the imports"].append(min(imports))
+    for _ in range(runs):
+        for what, command in commands.items():
+            run = _emptied(scratch, command)
+            found[what].append(run.seconds)
+            found[f"{what}, processor"].append(run.processor_seconds)
+        for what, name in (("copying", _COPY), (_FOLD, _FOLD)):
+            on_disk = _emptied(scratch, commands[name], files)
+            found[f"{what} from disk to disk"].append(on_disk.seconds)
+        found[_ABOVE].append(on_disk.peak - min(imports))
+    given, written = (sum(file.stat().st_size for file in _files(m)) for m in (model, output))
+    found["output bytes / input bytes"].append(written / given)
+    found["output bytes - input bytes"].append(float(written - given))
+    for what in ("imports of the dependencies", _FOLD):
+        found[f"{what} / copying"] = _ratios(found, what, _COPY)
+    found[f"{_FOLD} / copying, fsync"] = _ratios(found, _FOLD, f"{_COPY}, fsync")
+    on_disks = (f"{what} from disk to disk" for what in (_FOLD, "copying"))
+    found[f"{_FOLD} / copying, disk to disk"] = _ratios(found, *on_disks)
 
 
-def _checked(model: Path, runs: int, older: str | None, onnxslim: str | None) -> list[_Sample]:
+def _ratios(found: _Samples, one: str, other: str) -> list[float]:
+    return [a / b for a, b in zip(found[one], found[other], strict=True)]
+
+
+def _checked(found: _Samples, model: Path, options: argparse.Namespace, scratch: Path) -> None:
     """The default command with its proof and check; in turns with an older one, and onnxslim."""
-    pythons = {"": sys.executable} | ({"older ": older} if older else {})
-    seconds: dict[str, list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(dir=model.parent) as scratch:
-        report, output = Path(scratch) / "report.json", str(Path(scratch) / "fast.onnx")
-        for _ in range(runs):
-            for whose, python in pythons.items():
-                words = ["optimize", str(model), "-o", output, "--report", str(report)]
-                ended = _emptied(scratch, [python, "-P", "-m", "onnxfold", "-q", *words])
-                spent = json.loads(report.read_text())["timing_s"]
-                seconds[f"{whose}optimize"].append(ended.seconds)
-                for what, stages in _TOGETHER.items():
-                    seconds[whose + what].append(sum(spent[stage] for stage in stages))
-            if onnxslim:
-                ended = _emptied(scratch, [onnxslim, str(model), output])
-                seconds["onnxslim"].append(ended.seconds)
-    bars = {"prove, verify": 0.7, "analyse, rewrite": 1.0, "optimize": None}
-    samples = [_Sample(f"{what}, checked", "s", tuple(each)) for what, each in seconds.items()]
-    pairs = [(what, f"older {what}", bar) for what, bar in bars.items() if older]
-    pairs += [("optimize", "onnxslim", 1.0)] if onnxslim else []
-    return samples + [_in_turns(seconds, *pair) for pair in pairs]
-
-
-def _in_turns(
-    seconds: Mapping[str, Sequence[float]], one: str, other: str, bar: float | None
-) -> _Sample:
-    pairs = zip(seconds[one], seconds[other], strict=True)
-    return _Sample(f"{one} / {other}, checked", "ratio", tuple(a / b for a, b in pairs), bar)
-
-
-def _emptied(scratch: str, command: Sequence[str]) -> _Ended:
-    _empty(Path(scratch))
-    return _run(command)
-
-
-def _memory(words: Sequence[str], runs: int) -> list[_Sample]:
-    """Peak resident memory of the command in excess of an interpreter with its imports."""
-    base = min(_peak(_IMPORTS) for _ in range(3))
-    peaks = tuple(_peak(_FOLD, *words) - base for _ in range(min(runs, 3)))
-    return [
-        _Sample("memory of the imports", "MiB", (base,)),
-        _Sample("peak memory above the imports", "MiB", peaks, 150.0),
-    ]
-
-
-def _peak(code: str, *words: str) -> float:
-    """Return the peak of resident memory of a program that prints it in KiB, in MiB."""
-    command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(done.stdout.split()[-1]) / 1024
+    pythons = {"": sys.executable} | ({"older ": options.older} if options.older else {})
+    report, output = scratch / "report.json", str(scratch / "fast.onnx")
+    words = ["optimize", str(model), "-o", output, "--report", str(report)]
+    for _ in range(options.runs):
+        for whose, python in pythons.items():
+            run = _emptied(scratch, [python, "-P", "-m", "onnxfold", "-q", *words])
+            spent = json.loads(report.read_text())["timing_s"]
+            found[f"{whose}optimize, checked"].append(run.seconds)
+            for what, stages in _TOGETHER.items():
+                found[f"{whose}{what}, checked"].append(sum(spent[stage] for stage in stages))
+        if options.onnxslim:
+            run = _emptied(scratch, [options.onnxslim, str(model), output])
+            found["onnxslim, checked"].append(run.seconds)
+    compared = ["prove, verify", "analyse, rewrite", "optimize"] if options.older else []
+    pairs = [(what, f"older {what}") for what in compared]
+    for one, other in pairs + ([("optimize", "onnxslim")] if options.onnxslim else []):
+        ratios = _ratios(found, f"{one}, checked", f"{other}, checked")
+        found[f"{one} / {other}, checked"] = ratios
 
 
 def _files(model: Path) -> list[Path]:
     """The model and the file of its weights."""
-    return sorted(model.parent.glob(f"{model.name}*")) + sorted(
-        model.parent.glob(f"{model.stem}.data")
-    )
+    return [*sorted(model.parent.glob(f"{model.name}*")), *model.parent.glob(f"{model.stem}.data")]
 
 
-def _empty(directory: Path) -> None:
-    for file in directory.iterdir():
+def _emptied(scratch: Path, command: Sequence[str], files: Sequence[Path] | None = None) -> DiskRun:
+    """Run a command with an empty scratch folder, from and to the disk where files are named."""
+    for file in scratch.iterdir():
         file.unlink()
-
-
-def _run(command: Sequence[str]) -> _Ended:
-    """Run a command to its end; RuntimeError where it fails."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{command} exits {process.returncode}")
-    return _Ended(seconds, usage.ru_utime + usage.ru_stime)
+    return ended(command) if files is None else disk_to_disk(command, files)
 
 
 if __name__ == "__main__":

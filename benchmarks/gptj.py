@@ -11,7 +11,7 @@ shards next to the model, each closed when the next tensor would exceed its size
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,6 @@ from benchmarks.harness import arguments
 
 __all__ = ["Size", "main", "make"]
 
-_OPSET, _IR = 17, 10
 _HEAD, _ROTARY, _POSITIONS = 64, 32, 64
 _BLOCK = 1 << 22
 _DEVIATION, _MEAN = 0.02, 0.005
@@ -45,9 +44,46 @@ class Size:
 
     @property
     def parameters(self) -> int:
+        """Return how many there are, without what all layers share."""
         d = self.width
         layer = 12 * d * d + 7 * d
         return self.layers * layer + 2 * self.words * d + self.words + 2 * d
+
+
+# Values of a layer, {h} the stream that it reads and {i} its number; weights have capital letters.
+_LAYER = """
+n{i} = LayerNormalization<axis=-1, epsilon=1e-5>({h}, gamma{i}, beta{i})
+{q} {k}
+v{i} = MatMul(n{i}, V{i}) vs{i} = Reshape(v{i}, to_heads) vh{i} = Transpose<perm=[0,2,1,3]>(vs{i})
+keys{i} = Transpose<perm=[0,1,3,2]>(kr{i}) scores{i} = MatMul(qr{i}, keys{i})
+scaled{i} = Mul(scores{i}, scale) masked{i} = Add(scaled{i}, mask)
+softmax{i} = Softmax<axis=-1>(masked{i}) mixed{i} = MatMul(softmax{i}, vh{i})
+back{i} = Transpose<perm=[0,2,1,3]>(mixed{i}) flat{i} = Reshape(back{i}, to_width)
+attention{i} = MatMul(flat{i}, O{i})
+wide{i} = MatMul(n{i}, U{i}) up{i} = Add(wide{i}, a{i})
+square{i} = Mul(up{i}, up{i}) cube{i} = Mul(square{i}, up{i}) small{i} = Mul(cube{i}, gelu_c)
+bent{i} = Add(up{i}, small{i}) inner{i} = Mul(bent{i}, gelu_s) tanh{i} = Tanh(inner{i})
+gate{i} = Add(tanh{i}, one) half{i} = Mul(up{i}, half) gelu{i} = Mul(half{i}, gate{i})
+narrow{i} = MatMul(gelu{i}, D{i}) mlp{i} = Add(narrow{i}, b{i})
+branches{i} = Add(attention{i}, mlp{i}) h{i} = Add(branches{i}, {h})
+"""
+_ROTATED = """
+{x}{i} = MatMul(n{i}, {X}{i}) {x}s{i} = Reshape({x}{i}, to_heads)
+{x}h{i} = Transpose<perm=[0,2,1,3]>({x}s{i})
+{x}f{i} = Slice({x}h{i}, zero, rotary, last_axis) {x}p{i} = Slice({x}h{i}, rotary, head, last_axis)
+{x}t{i} = MatMul({x}f{i}, quarter_turn) {x}c{i} = Mul({x}f{i}, cos) {x}i{i} = Mul({x}t{i}, sin)
+{x}b{i} = Add({x}c{i}, {x}i{i}) {x}r{i} = Concat<axis=-1>({x}b{i}, {x}p{i})
+"""
+_FIRST = """
+length = Shape<start=1, end=2>(ids)
+cos = Slice(all_cos, zero, length, first_axis) sin = Slice(all_sin, zero, length, first_axis)
+both = Concat<axis=0>(length, length) mask = Slice(all_mask, two_zeros, both, both_axes)
+h = Gather<axis=0>(wte, ids)
+"""
+_LAST = """
+n = LayerNormalization<axis=-1, epsilon=1e-5>({h}, gamma, beta)
+product = MatMul(n, lm_head) logits = Add(product, lm_bias)
+"""
 
 
 class _Weights:
@@ -64,7 +100,7 @@ class _Weights:
         self.shards: list[Path] = []
         self.tensors: list[onnx.TensorProto] = []
 
-    def drawn(self, name: str, *shape: int) -> str:
+    def drawn(self, name: str, *shape: int) -> None:
         """Add a matrix or bias out of the block."""
         count = int(np.prod(shape))
         file = self._shard(count * self._dtype.itemsize)
@@ -75,17 +111,16 @@ class _Weights:
             file.write(piece.data)
             count -= piece.size
             start = 0
-        return name
 
-    def given(self, name: str, array: Array) -> str:
-        """Add an array that stays in the model."""
-        self.tensors.append(onnx.numpy_helper.from_array(array, name))
-        return name
+    def given(self, name: str, array: npt.ArrayLike, dtype: npt.DTypeLike = None) -> None:
+        """Add an array that stays in the model, of integers or of the model's type."""
+        made = np.asarray(array, dtype or self._dtype)
+        self.tensors.append(onnx.numpy_helper.from_array(made, name))
 
-    def around(self, name: str, centre: float, size: int) -> str:
-        """Add a gamma or beta: normal numbers of deviation 0.1."""
-        numbers = centre + 0.1 * self._generator.standard_normal(size)
-        return self.given(name, numbers.astype(self._dtype))
+    def norm(self, which: object, width: int) -> None:
+        """Add a gamma and a beta: normal numbers of deviation 0.1."""
+        for name, centre in ((f"gamma{which}", 1.0), (f"beta{which}", 0.0)):
+            self.given(name, centre + 0.1 * self._generator.standard_normal(width))
 
     def close(self) -> None:
         if self._file is not None:
@@ -102,12 +137,9 @@ class _Weights:
         return self._file
 
     def _link(self, name: str, shape: Sequence[int], offset: int) -> onnx.TensorProto:
-        tensor = TensorProto(
-            name=name,
-            dims=shape,
-            data_type=helper.np_dtype_to_tensor_dtype(self._dtype),
-            data_location=TensorProto.EXTERNAL,
-        )
+        kind = helper.np_dtype_to_tensor_dtype(self._dtype)
+        tensor = TensorProto(name=name, dims=shape, data_type=kind)
+        tensor.data_location = TensorProto.EXTERNAL
         nbytes = int(np.prod(shape)) * self._dtype.itemsize
         place = {"location": self.shards[-1].name, "offset": offset, "length": nbytes}
         for key, value in place.items():
@@ -115,136 +147,60 @@ class _Weights:
         return tensor
 
 
-class _Graph:
-    """Collects nodes; a name is the result's."""
-
-    def __init__(self, weights: _Weights, size: Size):
-        self.nodes: list[onnx.NodeProto] = []
-        self._weights = weights
-        self._size = size
-
-    def add(self, op: str, name: str, *inputs: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def norm(self, name: str, x: str) -> str:
-        width = self._size.width
-        gamma = self._weights.around(f"{name}.weight", 1.0, width)
-        beta = self._weights.around(f"{name}.bias", 0.0, width)
-        return self.add("LayerNormalization", name, x, gamma, beta, axis=-1, epsilon=1e-5)
-
-    def linear(self, name: str, x: str, rows: int, columns: int, *, bias: bool) -> str:
-        weight = self._weights.drawn(f"{name}.weight", rows, columns)
-        if not bias:
-            return self.add("MatMul", name, x, weight)
-        product = self.add("MatMul", f"{name}.product", x, weight)
-        return self.add("Add", name, product, self._weights.drawn(f"{name}.bias", columns))
-
-    def layer(self, index: int, h: str) -> str:
-        at, width = f"h.{index}", self._size.width
-        n = self.norm(f"{at}.ln_1", h)
-        attention = self._attention(f"{at}.attn", n)
-        wide = self.linear(f"{at}.mlp.fc_in", n, width, 4 * width, bias=True)
-        mlp = self.linear(f"{at}.mlp.fc_out", self._gelu(at, wide), 4 * width, width, bias=True)
-        both = self.add("Add", f"{at}.branches", attention, mlp)
-        return self.add("Add", f"{at}.out", both, h)
-
-    def _attention(self, at: str, n: str) -> str:
-        width = self._size.width
-        q, k, v = (self._heads(f"{at}.{part}", n, part != "v_proj") for part in
-                   ("q_proj", "k_proj", "v_proj"))  # fmt: skip
-        turned = self.add("Transpose", f"{at}.kt", k, perm=[0, 1, 3, 2])
-        scores = self.add("MatMul", f"{at}.scores", q, turned)
-        scaled = self.add("Mul", f"{at}.scaled", scores, "scale")
-        masked = self.add("Add", f"{at}.masked", scaled, "mask")
-        weights = self.add("Softmax", f"{at}.softmax", masked, axis=-1)
-        mixed = self.add("MatMul", f"{at}.mixed", weights, v)
-        back = self.add("Transpose", f"{at}.back", mixed, perm=[0, 2, 1, 3])
-        flat = self.add("Reshape", f"{at}.flat", back, "to_width")
-        return self.linear(f"{at}.out_proj", flat, width, width, bias=False)
-
-    def _heads(self, name: str, n: str, rotary: bool) -> str:
-        width = self._size.width
-        flat = self.linear(name, n, width, width, bias=False)
-        split = self.add("Reshape", f"{name}.split", flat, "to_heads")
-        heads = self.add("Transpose", f"{name}.heads", split, perm=[0, 2, 1, 3])
-        if not rotary:
-            return heads
-        first = self.add("Slice", f"{name}.first", heads, "zero", "rotary", "last_axis")
-        rest = self.add("Slice", f"{name}.rest", heads, "rotary", "head", "last_axis")
-        turned = self.add("MatMul", f"{name}.turned", first, "quarter_turn")
-        cosine = self.add("Mul", f"{name}.cosine", first, "cos")
-        sine = self.add("Mul", f"{name}.sine", turned, "sin")
-        both = self.add("Add", f"{name}.rotated", cosine, sine)
-        return self.add("Concat", f"{name}.joined", both, rest, axis=-1)
-
-    def _gelu(self, at: str, x: str) -> str:
-        cube = self.add("Mul", f"{at}.cube", self.add("Mul", f"{at}.square", x, x), x)
-        bent = self.add("Add", f"{at}.bent", x, self.add("Mul", f"{at}.small", cube, "gelu_c"))
-        tanh = self.add("Tanh", f"{at}.tanh", self.add("Mul", f"{at}.inner", bent, "gelu_s"))
-        gate = self.add("Add", f"{at}.gate", tanh, "one")
-        half = self.add("Mul", f"{at}.half", x, "half")
-        return self.add("Mul", f"{at}.gelu", half, gate)
-
-
-def _constants(weights: _Weights, graph: _Graph, size: Size) -> None:
-    """Add what all layers share: shapes, numbers, rotations; and the mask, from the length."""
-    dtype = np.dtype(size.dtype)
+def _constants(weights: _Weights, size: Size) -> None:
+    """Add what all layers share: shapes, numbers, rotations and the mask."""
     integers = {
-        "to_heads": [0, 0, -1, _HEAD],
-        "to_width": [0, 0, size.width],
-        "zero": [0],
-        "rotary": [_ROTARY],
-        "head": [_HEAD],
-        "last_axis": [-1],
-        "first_axis": [0],
-        "both_axes": [0, 1],
-        "two_zeros": [0, 0],
-    }
+        "to_heads": [0, 0, -1, _HEAD], "to_width": [0, 0, size.width], "zero": [0],
+        "rotary": [_ROTARY], "head": [_HEAD], "last_axis": [-1], "first_axis": [0],
+        "both_axes": [0, 1], "two_zeros": [0, 0],
+    }  # fmt: skip
     for name, values in integers.items():
-        weights.given(name, np.asarray(values, np.int64))
+        weights.given(name, values, np.int64)
     numbers = {"scale": _HEAD**-0.5, "gelu_c": 0.044715, "gelu_s": (2 / np.pi) ** 0.5}
     for name, number in {**numbers, "one": 1.0, "half": 0.5}.items():
-        weights.given(name, np.asarray(number, dtype))
+        weights.given(name, number)
     angles = np.outer(np.arange(_POSITIONS), 10000.0 ** (-np.arange(0, _ROTARY, 2) / _ROTARY))
-    weights.given("all_cos", np.repeat(np.cos(angles), 2, axis=1).astype(dtype))
-    weights.given("all_sin", np.repeat(np.sin(angles), 2, axis=1).astype(dtype))
+    weights.given("all_cos", np.repeat(np.cos(angles), 2, axis=1))
+    weights.given("all_sin", np.repeat(np.sin(angles), 2, axis=1))
     turn = np.zeros((_ROTARY, _ROTARY))
     even = np.arange(0, _ROTARY, 2)
     turn[even + 1, even], turn[even, even + 1] = -1.0, 1.0
-    weights.given("quarter_turn", turn.astype(dtype))
-    weights.given("all_mask", np.triu(np.full((_POSITIONS, _POSITIONS), -1e4), 1).astype(dtype))
-    length = graph.add("Shape", "length", "ids", start=1, end=2)
-    graph.add("Slice", "cos", "all_cos", "zero", length, "first_axis")
-    graph.add("Slice", "sin", "all_sin", "zero", length, "first_axis")
-    square = graph.add("Concat", "square", length, length, axis=0)
-    graph.add("Slice", "mask", "all_mask", "two_zeros", square, "both_axes")
+    weights.given("quarter_turn", turn)
+    weights.given("all_mask", np.triu(np.full((_POSITIONS, _POSITIONS), -1e4), 1))
+
+
+def _texts(weights: _Weights, size: Size) -> Iterator[str]:
+    """Yield the nodes of the model, and write the weights that they read."""
+    h, d = "h", size.width
+    yield _FIRST
+    for i in range(size.layers):
+        weights.norm(i, d)
+        shapes = {"Q": (d, d), "K": (d, d), "V": (d, d), "O": (d, d), "U": (d, 4 * d)}
+        for name, shape in {**shapes, "a": (4 * d,), "D": (4 * d, d), "b": (d,)}.items():
+            weights.drawn(f"{name}{i}", *shape)
+        q, k = (_ROTATED.format(x=x, X=x.upper(), i=i) for x in "qk")
+        yield _LAYER.format(h=h, i=i, q=q, k=k)
+        h = f"h{i}"
+    yield _LAST.format(h=h)
 
 
 def make(path: Path, size: Size) -> list[Path]:
     """Write the model and its shards; returns all files, the model first."""
     weights = _Weights(path, size)
-    graph = _Graph(weights, size)
-    table = weights.drawn("wte", size.words, size.width)
-    _constants(weights, graph, size)
-    h = graph.add("Gather", "embedding", table, "ids", axis=0)
-    for index in range(size.layers):
-        h = graph.layer(index, h)
-    last = graph.norm("ln_f", h)
-    logits = graph.linear("lm_head", last, size.width, size.words, bias=True)
+    weights.drawn("wte", size.words, size.width)
+    _constants(weights, size)
+    body = "".join(_texts(weights, size))
+    weights.norm("", size.width)
+    weights.drawn("lm_head", size.width, size.words)
+    weights.drawn("lm_bias", size.words)
     weights.close()
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(size.dtype))
-    model = helper.make_model(
-        helper.make_graph(
-            graph.nodes,
-            "gptj",
-            [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])],
-            [helper.make_tensor_value_info(logits, kind, ["batch", "length", size.words])],
-            weights.tensors,
-        ),
-        opset_imports=[helper.make_opsetid("", _OPSET)],
-        ir_version=_IR,
-    )
+    head = '<ir_version: 10, opset_import: ["": 17]> gptj (int64[batch, length] ids) => '
+    kind = "float" if size.dtype == "float32" else size.dtype
+    logits = f"{kind}[batch, length, {size.words}] logits"
+    model = onnx.parser.parse_model(f"{head}({logits}) {{ {body} }}")
+    for node in model.graph.node:
+        node.name = node.output[0]
+    model.graph.initializer.extend(weights.tensors)
     path.write_bytes(model.SerializeToString())
     return [path, *weights.shards]
 

@@ -7,10 +7,10 @@ and timed by events. `cold`: the calls go round buffers that are together four t
 level cache. `warm`: one set of buffers. Methods are timed in turns within each shape. Bytes are the
 sizes of the tensors that must be read and written, so that bytes/s compare with the copy's. A
 method whose result is wrong, or that fails, is named in one line and not timed; where it is ours,
-the exit status is 1. What is not installed is left out: quack-kernels, liger-kernel,
-flashinfer-python, onnxruntime-gpu (with the library of `make cuda`). Rows are written after each
-shape. Needs PyTorch, a CUDA device, and nvcc and CMake or a built driver. When the budget is spent
-what is left is counted, and the exit status is 1; with --resume the next call continues.
+the exit status is 1. What is not installed is left out: Triton, onnxruntime-gpu (with the library
+of `make cuda`). Rows are written after each shape. Needs PyTorch, a CUDA device, and nvcc and CMake
+or a built driver. When the budget is spent what is left is counted, and the exit status is 1; with
+--resume the next call continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.gpu_methods import (
     UnavailableError,
 )
 from benchmarks.harness import BUDGET, Budget, arguments, failed, quantiles
-from benchmarks.rows import RESULTS, Row, append, read
+from benchmarks.rows import RESULTS, Row, append, read, tell
 
 LARGE = 128 << 20  # bytes of a tensor: beyond any second level cache
 SIZES = (64, 128, 256, 512, 768, 1024, 2048, 4096, 5120, 8192, 16384, 32768)
@@ -280,17 +280,6 @@ def main() -> int:
             budget.incomplete |= all(row.method != OURS for row in rows)
             torch.cuda.empty_cache()
     return int(budget.incomplete)
-
-
-def tell(rows: list[Row]) -> None:
-    for row in rows:
-        print(
-            f"{row.operation:9} {row.dtype:8} {row.rows:7}x{row.size:<5} {row.cache} "
-            f"{row.method:40} {row.us:9.2f} us [{row.p10:.2f}, {row.p90:.2f}] "
-            f"{row.gigabytes_per_s:7.0f} GB/s {100 * row.of_copy:5.1f}% of copy "
-            f"{row.times_ours:5.2f}x",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

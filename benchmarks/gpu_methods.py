@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import onnx_ir as ir
@@ -57,19 +56,16 @@ class Operation:
         return 4 if self.residual else 2
 
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType(
-    {
-        "rms": Operation("RMSNormScale", scale=True),
-        "layer": Operation("LayerNormAffine", layer=True, scale=True, bias=True),
-        "add_rms": Operation("AddRMSNormScaleWithSum", residual=True, scale=True),
-        "add_layer": Operation(
-            "AddLayerNormAffineWithSum", layer=True, residual=True, scale=True, bias=True
-        ),
-        "rms_bare": Operation("RMSNorm"),
-        "center": Operation("Center", plain=False),
-        "crms": Operation("CRMSNorm", plain=False),
-    }
-)
+_AFFINE = {"scale": True, "bias": True}
+OPERATIONS: Mapping[str, Operation] = {
+    "rms": Operation("RMSNormScale", scale=True),
+    "layer": Operation("LayerNormAffine", layer=True, **_AFFINE),
+    "add_rms": Operation("AddRMSNormScaleWithSum", residual=True, scale=True),
+    "add_layer": Operation("AddLayerNormAffineWithSum", layer=True, residual=True, **_AFFINE),
+    "rms_bare": Operation("RMSNorm"),
+    "center": Operation("Center", plain=False),
+    "crms": Operation("CRMSNorm", plain=False),
+}
 
 
 class Tensors:
@@ -171,82 +167,6 @@ def triton(driver: Path, operation: Operation, tensors: Tensors) -> Call:
     return call
 
 
-def quack(driver: Path, operation: Operation, tensors: Tensors) -> Call:
-    """quack-kernels: RMSNorm with and without residual, LayerNorm without."""
-    del driver
-    if not operation.plain or (operation.layer and operation.residual):
-        raise UnavailableError
-    try:
-        from quack.rmsnorm import layernorm_fwd, rmsnorm_fwd
-    except ImportError as error:
-        raise UnavailableError from error
-    wide = [None if v is None else v.float() for v in (tensors.scale, tensors.bias)]
-
-    def call(i: int) -> tuple[Any, ...]:
-        if operation.layer:
-            return (layernorm_fwd(tensors.x[i], wide[0], wide[1], EPSILON),)
-        residual = tensors.residual[i]
-        return tuple(rmsnorm_fwd(tensors.x[i], tensors.scale, residual=residual, eps=EPSILON))
-
-    return call
-
-
-def liger(driver: Path, operation: Operation, tensors: Tensors) -> Call:
-    """liger-kernel: RMSNorm and LayerNorm without residual."""
-    del driver
-    if not operation.plain or operation.residual or not operation.scale:
-        raise UnavailableError
-    try:
-        from liger_kernel.transformers.functional import liger_layer_norm, liger_rms_norm
-    except ImportError as error:
-        raise UnavailableError from error
-
-    def call(i: int) -> tuple[Any, ...]:
-        if operation.layer:
-            return (liger_layer_norm(tensors.x[i], tensors.scale, tensors.bias, EPSILON),)
-        return (liger_rms_norm(tensors.x[i], tensors.scale, EPSILON, in_place=False),)
-
-    return call
-
-
-def flashinfer(driver: Path, operation: Operation, tensors: Tensors) -> Call:
-    """FlashInfer: RMSNorm; with a residual in place, on tensors of its own."""
-    del driver
-    half = tensors.x[0].dtype in (torch.float16, torch.bfloat16)
-    if not operation.plain or operation.layer or not operation.scale or not half:
-        raise UnavailableError
-    try:
-        from flashinfer.norm import fused_add_rmsnorm, rmsnorm
-    except ImportError as error:
-        raise UnavailableError from error
-    if not operation.residual:
-
-        def call(i: int) -> tuple[Any, ...]:
-            return (rmsnorm(tensors.x[i], tensors.scale, EPSILON, out=tensors.y[i]),)
-
-        return call
-    own = [
-        (x.clone(), r.clone())
-        for x, r in zip(tensors.x, tensors.residual, strict=True)
-        if r is not None
-    ]
-
-    def call_in_place(i: int) -> tuple[Any, ...]:
-        fused_add_rmsnorm(*own[i], tensors.scale, EPSILON)
-        return own[i]
-
-    return call_in_place
-
-
 # Of a driver, an operation and its tensors.
 Method: TypeAlias = Callable[[Path, Operation, Tensors], Call]
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        OURS: onnxfold,
-        "torch": pytorch,
-        "triton": triton,
-        "quack": quack,
-        "liger": liger,
-        "flashinfer": flashinfer,
-    }
-)
+METHODS: Mapping[str, Method] = {OURS: onnxfold, "torch": pytorch, "triton": triton}

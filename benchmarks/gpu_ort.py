@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -22,14 +21,12 @@ from onnxfold.runtime.library import CUDA_PROVIDERS, register
 __all__ = ["FORMS", "chain", "seconds"]
 
 # For each operation, ONNX Runtime's own operator: name, domain, and where it writes the sum.
-FORMS: Mapping[str, tuple[str, str, int]] = MappingProxyType(
-    {
-        "rms": ("SimplifiedLayerNormalization", "", 0),
-        "layer": ("LayerNormalization", "", 0),
-        "add_rms": ("SkipSimplifiedLayerNormalization", MICROSOFT, 3),
-        "add_layer": ("SkipLayerNormalization", MICROSOFT, 3),
-    }
-)
+FORMS: Mapping[str, tuple[str, str, int]] = {
+    "rms": ("SimplifiedLayerNormalization", "", 0),
+    "layer": ("LayerNormalization", "", 0),
+    "add_rms": ("SkipSimplifiedLayerNormalization", MICROSOFT, 3),
+    "add_layer": ("SkipLayerNormalization", MICROSOFT, 3),
+}
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark does: read its options, keep to a budget, name what fails, print tables."""
+"""What every benchmark does: read its options, keep to a budget, name what fails, time in turns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,33 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from onnxfold.errors import one_line
+from onnxfold.runtime.interleaved_timing import (
+    Bound,
+    RunCounts,
+    Variant,
+    memory_of,
+    outputs_on,
+    take_turns,
+    values_on,
+)
 
-__all__ = ["BUDGET", "CPU", "Budget", "arguments", "failed", "quantiles", "show"]
+__all__ = [
+    "BUDGET",
+    "CPU",
+    "Bar",
+    "Budget",
+    "arguments",
+    "failed",
+    "quantiles",
+    "show_bars",
+    "timed",
+]
 
 BUDGET: Final = 540.0  # seconds: where machines are lent, a command often has ten minutes
 CPU: Final = "CPUExecutionProvider"
@@ -96,17 +113,37 @@ def failed(what: str, error: Exception) -> None:
     print(f"{what}: FAILED, {type(error).__name__}: {one_line(error)}{where}", flush=True)
 
 
+def timed(
+    variants: Sequence[Variant],
+    feeds: Mapping[str, npt.NDArray[Any]],
+    turns: RunCounts,
+    *,
+    threads: int = 1,
+    provider: str = CPU,
+) -> npt.NDArray[np.float64]:
+    """Open a session of each variant on the same inputs and outputs; return [variant, round]."""
+    sessions = [variant.session(threads, (provider,)) for variant in variants]
+    memory = memory_of(provider)
+    given, made = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
+    return take_turns([Bound(session, given, made).run for session in sessions], turns)
+
+
 def quantiles(values: npt.ArrayLike, digits: int, **columns: float) -> dict[str, float]:
     """Return percentiles of values by the names of the columns that they go to, rounded."""
     found = np.percentile(values, list(columns.values()))
     return {name: round(float(value), digits) for name, value in zip(columns, found, strict=True)}
 
 
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = "") -> None:
-    """Print a table; nothing where a cell is None."""
-    table = Table(title=title, title_justify="left", box=None, caption=note or None)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True, max_width=60)
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console(width=150).print(table)
+class Bar(NamedTuple):
+    """What was reached, and what it should be at least."""
+
+    what: str
+    reached: float
+    least: float
+
+
+def show_bars(bars: Iterable[Bar]) -> None:
+    """Print each bar, and whether it was missed."""
+    for bar in bars:
+        missed = "" if bar.reached >= bar.least else ", MISSED"
+        print(f"{bar.what}: {bar.reached:.3f}, bar {bar.least:g}{missed}", flush=True)

@@ -42,7 +42,7 @@ import onnxruntime as ort
 from benchmarks.harness import arguments, quantiles
 from benchmarks.kernel_methods import OPERATIONS, OURS, bound
 from benchmarks.moves import MOVES, Moves, compiled
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 
 ELEMENTS, LENGTH = 128 * 768, 96
@@ -160,12 +160,7 @@ def main() -> None:
             append(options.out, rows)
             found += bars(rows)
             every += rows
-            for row in rows:
-                print(
-                    f"{operation:10} {dtype} {size:5} {row.method:36} "
-                    f"{row.ns_per_element:7.3f} ns [{row.p10:.3f}, {row.p90:.3f}] "
-                    f"{row.times_ours:6.2f}x; best {row.best:.3f} ns {row.best_times_ours:6.2f}x"
-                )
+            tell(rows)
     for bar in (*found, *half_bars(every)):
         print(
             f"{bar.case:24} over {bar.method:36} {bar.reached:6.2f}x, bar {bar.least:g}x, "

@@ -21,7 +21,7 @@ import onnx
 import onnxfold
 from benchmarks.graphs import model, node
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 
 __all__ = ["BUILDERS", "doubled", "model_of_nodes", "norms", "quotients", "sum_of"]
 
@@ -143,9 +143,8 @@ def main() -> None:
     options = arguments(__doc__, {"--kinds": kinds, "--nodes": nodes, "--out": out})
     for kind in options.kinds:
         for row in rows_of(kind, options.nodes):
-            print(f"{kind:22} {row.nodes:7} nodes {row.folded:6} folded {row.left_out} left out",
-                  f"{row.seconds:9.2f} s {row.per_node_ms:7.3f} ms a node", flush=True)  # fmt: skip
             append(options.out, [row])
+            tell([row])
 
 
 if __name__ == "__main__":

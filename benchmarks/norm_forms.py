@@ -26,13 +26,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import onnxruntime as ort
 
 import onnxfold
 from benchmarks.gpu import device_named
-from benchmarks.harness import CPU, Budget, arguments, quantiles
-from benchmarks.rows import RESULTS, Row, append
-from onnxfold.runtime.bound import Bound, memory_of, outputs_on, values_on
-from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators, take_turns
+from benchmarks.harness import CPU, Budget, arguments, quantiles, timed
+from benchmarks.rows import RESULTS, Row, append, tell
+from onnxfold import model_io
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators
 
 _OPSET = 17
 _WORDS, _POSITIONS = 8192, 512
@@ -110,55 +112,55 @@ def in_int8(variant: Variant) -> Variant:
     return Variant(written, variant.kernels)
 
 
+def fed(path: Path, batch: int, tokens: int) -> dict[str, Any]:
+    """Return inputs: a first dimension that is free is the batch, others the tokens."""
+    rng, feeds = np.random.default_rng(0), dict[str, Any]()
+    for value in model_io.load(path).graph.inputs:
+        free = [batch if at == 0 else tokens for at in range(len(value.shape or ()))]
+        shape = [d if isinstance(d, int) else free[at] for at, d in enumerate(value.shape or ())]
+        floats = value.dtype is ir.DataType.FLOAT
+        drawn = rng.standard_normal(shape) if floats else rng.integers(0, 100, shape)
+        feeds[str(value.name)] = drawn.astype(np.float32 if floats else np.int64)
+    return feeds
+
+
 def measured(
     name: str, variants: list[Variant], batch: int, tokens: int, given: argparse.Namespace
 ) -> list[Row]:
-    import onnxruntime
-
-    rng = np.random.default_rng(0)
-    x: Any = rng.standard_normal((batch, 3, _SIDE, _SIDE)).astype(np.float32)
-    if tokens:
-        x = rng.integers(0, _WORDS, (batch, tokens))
-    providers = (given.provider,)
-    sessions = [variant.session(given.threads, providers) for variant in variants]
-    memory = memory_of(given.provider)
-    inputs, outputs = values_on(memory, {"x": x}), outputs_on(memory, sessions[0], {"x": x})
-    runs = [Bound(session, inputs, outputs).run for session in sessions]
+    """Time the forms of one model at one shape."""
+    feeds, provider = fed(variants[0].path, batch, tokens), given.provider
     # Other work on the machine lengthens the time on the clock, not that of one thread's processor.
-    alone = given.threads == 1 and given.provider == CPU
-    clock = time.process_time if alone else time.perf_counter
-    seconds = take_turns(runs, RunCounts(rounds=given.rounds, clock=clock))
+    alone = given.threads == 1 and provider == CPU
+    turns = RunCounts(given.rounds, clock=time.process_time if alone else time.perf_counter)
+    seconds = timed(variants, feeds, turns, threads=given.threads, provider=provider)
     rows = []
     for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
-        profile = operators(variant, given.threads, providers, {"x": x})
+        profile = operators(variant, given.threads, (provider,), feeds)
         norms = sum(o.milliseconds for o in profile if any(word in o.name for word in _NORMS))
-        rows.append(
-            Row(
-                onnxruntime=onnxruntime.__version__,
-                provider=given.provider,
-                device=device_named(given.provider),
-                threads=given.threads,
-                model=name,
-                precision="int8" if given.int8 else "fp32",
-                batch=batch,
-                tokens=tokens,
-                form=form,
-                target=target,
-                rounds=len(own),
-                clock="processor" if alone else "wall",
-                milliseconds=round(float(np.median(own)) * 1e3, 3),
-                **quantiles(seconds[0] / own, 3, ratio=50, ratio_25=25, ratio_75=75),
-                norm_share=round(norms / sum(o.milliseconds for o in profile), 4),
-                weight_bytes=variant.path.stat().st_size,
-            )
+        row = Row(
+            onnxruntime=ort.__version__,
+            provider=provider,
+            device=device_named(provider),
+            threads=given.threads,
+            model=name,
+            precision="int8" if given.int8 else "fp32",
+            batch=batch,
+            tokens=tokens,
+            form=form,
+            target=target,
+            rounds=len(own),
+            clock="processor" if alone else "wall",
+            milliseconds=round(float(np.median(own)) * 1e3, 3),
+            **quantiles(seconds[0] / own, 3, ratio=50, ratio_25=25, ratio_75=75),
+            norm_share=round(norms / sum(o.milliseconds for o in profile), 4),
+            weight_bytes=variant.path.stat().st_size,
         )
+        rows.append(row)
     return rows
 
 
 def main() -> int:
     """Measure what the command line asks for; 1 where shapes are left."""
-    import onnxruntime
-
     given = arguments(
         __doc__,
         {
@@ -173,8 +175,8 @@ def main() -> int:
             "--out": RESULTS / "norm_forms.csv",
         },
     )
-    if given.provider not in onnxruntime.get_available_providers():
-        sys.exit(f"onnxruntime {onnxruntime.__version__} has no {given.provider}")
+    if given.provider not in ort.get_available_providers():
+        sys.exit(f"onnxruntime {ort.__version__} has no {given.provider}")
     budget = Budget(given.budget)
     for name in given.models:
         if not budget.ended(f"{name} is left"):
@@ -198,16 +200,6 @@ def complete(name: str, budget: Budget, given: argparse.Namespace) -> None:
             rows = measured(name, variants, batch, tokens, given)
             append(given.out, rows)
             tell(rows)
-
-
-def tell(rows: list[Row]) -> None:
-    for row in rows:
-        print(
-            f"{row.model} {row.batch}x{row.tokens} {row.form:6} {row.target:8}"
-            f"{row.milliseconds:9.2f} ms {row.ratio:6.3f} "
-            f"({row.ratio_25:.3f} to {row.ratio_75:.3f}), norms {row.norm_share:.1%}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +34,6 @@ _ANY_SIZE = 1 << 62
 _TARGET = "kernels"  # which moves the most; the others leave what runtimes look for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftRow:
-    """One LayerNorm that stays one, and the reason."""
-
-    recipe: str
-    norm: str
-    becomes: str
-    code: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AffineRow:
-    """One norm that keeps its gamma or its beta, and the reason."""
-
-    recipe: str
-    norm: str
-    keeps: str
-    code: str
-    sentence: str
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Count the exports in a directory, put them into the three files and return the exit code."""
     given = arguments(__doc__, {"exports": Path, "--small": False}, words)
@@ -67,8 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
         merge(RESULTS / "small_recipes.csv", small, "recipe", counted, list(RECIPES))
         return 0
     rows: list[Row] = []
-    left: list[LeftRow] = []
-    affine: list[AffineRow] = []
+    left: list[dict[str, str]] = []
+    affine: list[dict[str, str]] = []
     for name in RECIPES:
         path = find_export(directory, name)
         if path is None:
@@ -132,31 +109,28 @@ def _counts(name: str, path: Path, document: dict[str, Any]) -> Row:
     )
 
 
-def _left(name: str, document: dict[str, Any]) -> list[LeftRow]:
+def _left(name: str, document: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row for each LayerNorm that stays one."""
     return [
-        LeftRow(
-            recipe=name,
-            norm=norm["name"],
-            becomes=norm["action"],
-            code=norm["reason"]["code"],
-            sentence=norm["reason"]["sentence"],
-        )
+        {"recipe": name, "norm": norm["name"], "becomes": norm["action"], **_why(norm["reason"])}
         for norm in document["norms"]
         if norm["kind"] == "layer_norm" and not norm["foldable"]
     ]
 
 
-def _affine(name: str, document: dict[str, Any]) -> list[AffineRow]:
+def _affine(name: str, document: dict[str, Any]) -> list[dict[str, str]]:
+    """Return a row for each norm that keeps its gamma or its beta."""
     rows = []
     for norm in document["norms"]:
         kept = [part for part in norm["affine"] if not norm[f"{part}_fused"]]
         if kept:
-            code, sentence = norm["affine_reason"]["code"], norm["affine_reason"]["sentence"]
-            row = AffineRow(
-                recipe=name, norm=norm["name"], keeps=" ".join(kept), code=code, sentence=sentence
-            )
-            rows.append(row)
+            keeps = {"recipe": name, "norm": norm["name"], "keeps": " ".join(kept)}
+            rows.append({**keeps, **_why(norm["affine_reason"])})
     return rows
+
+
+def _why(reason: dict[str, str]) -> dict[str, str]:
+    return {key: reason[key] for key in ("code", "sentence")}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from onnx import numpy_helper
 from benchmarks.harness import arguments
 from benchmarks.precision import Bench, error, truths
 from benchmarks.precision_subjects import TURNED, Array, Subject, digits, recipe, twins
-from benchmarks.rows import RESULTS, Row, put
+from benchmarks.rows import RESULTS, Row, put, tell
 from onnxfold.tuning.rotation_search import WORTH
 
 _PRECISIONS, _FEW = ("int8", "int4-blocks32"), 4
@@ -111,13 +111,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for name in given.twins:
             made = list(rows(name, given.seeds, Path(folder)))
             put(given.out, made, ("subject",))
-            for row in made:
-                print(
-                    f"{row.subject} {row.precision} {row.seeds} seeds: {row.as_is} to {row.rotated}"
-                    f" ({row.ratio}), {row.least} to {row.most}; weights {row.weights_as_is} to "
-                    f"{row.weights_rotated}",
-                    flush=True,
-                )
+            tell(made)
     return 0
 
 

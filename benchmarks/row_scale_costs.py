@@ -23,7 +23,7 @@ import onnxruntime as ort
 
 from benchmarks.graphs import model, node_of_norm
 from benchmarks.harness import CPU, arguments
-from benchmarks.rows import RESULTS, Row, write
+from benchmarks.rows import RESULTS, Row, tell, write
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 
 PRODUCTS = 64
@@ -87,13 +87,7 @@ def main() -> None:
     rows = []
     for operator, threads in product(("Mul", "ScaleRows"), (1, 2)):
         rows.append(measure(operator, options.provider, options.rounds, threads))
-        row = rows[-1]
-        print(
-            f"{operator:10} {threads} threads: {row.operator_ns:.0f} ns an operator, "
-            f"{row.element_ns:.3f} ns an element, {row.operator_elements} elements an operator "
-            f"(largest error {row.largest_error:.0%})",
-            flush=True,
-        )
+        tell(rows[-1:])
         write(options.out, rows)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import platform
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,10 +27,12 @@ __all__ = [
     "put",
     "read",
     "replace",
+    "tell",
     "write",
 ]
 
 RESULTS = Path(__file__).parent / "results"
+_VERSIONS = ("cuda_driver", "onnxruntime", "torch", "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,20 @@ class Row(SimpleNamespace):
         super().__init__(**conditions(), **columns)
 
 
+def tell(rows: Iterable[Any]) -> None:
+    """Print the columns of rows that are no conditions: words, and numbers after their names."""
+    about = {*(field.name for field in fields(Conditions)), *_VERSIONS}
+    for row in rows:
+        found = [(name, cell) for name, cell in cells(row).items() if name not in about]
+        told = [(name, cell) for name, cell in found if cell is not None and cell != ""]
+        print(*(c if isinstance(c, str) else f"{n} {c}" for n, c in told), sep=", ", flush=True)
+
+
 def cells(row: Any) -> dict[str, Any]:
-    """Return the columns of a row, which may also be a dataclass."""
-    return dict(vars(row)) if isinstance(row, SimpleNamespace) else asdict(row)
+    """Return the columns of a row, which may also be a mapping or a dataclass."""
+    if isinstance(row, SimpleNamespace):
+        return dict(vars(row))
+    return dict(row) if isinstance(row, Mapping) else asdict(row)
 
 
 def write(path: Path, rows: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ from onnxruntime.tools.onnx_model_utils import fix_output_shapes, make_input_sha
 
 import onnxfold
 from benchmarks.harness import arguments, quantiles
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import SUBJECTS, Subject, export_of
 from onnxfold import model_io
 from tests.compatibility.environments import ENVIRONMENTS, ready
@@ -122,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for name in given.models:
             row = measure(runtime, SUBJECTS[name], given.exports, given.rounds)
             append(given.out, [row])
-            print(row)
+            tell([row])
 
 
 if __name__ == "__main__":

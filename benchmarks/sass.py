@@ -21,15 +21,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import SimpleNamespace as Row  # without conditions: it depends on nvcc alone
+from typing import Any
 
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, write
+from benchmarks.rows import RESULTS, tell, write
 
 ROOT = Path(__file__).parents[1]
 TYPES = ("float", "half", "bfloat16")
 # Offsets in onnxfold::Arguments (custom_ops/include/onnxfold/kernels.h), the first parameter.
-OPERANDS = MappingProxyType({"linear_bias": 16, "scale": 24, "bias": 32, "sum": 48})
+OPERANDS = {"linear_bias": 16, "scale": 24, "bias": 32, "sum": 48}
 NULL, POINTER = (0, 0), (16, 1)  # the words of an address
 
 
@@ -58,27 +59,6 @@ CASES = (
     Case("AddBiasLayerNormAffineWithSum", 4096, "row_kernel LAYER 1 4 0 0", tuple(OPERANDS)),
 )
 STATISTICS = ("RMS", "LAYER", "CENTER", "CRMS", "CRMS_FULL", "ROW")  # kernels.h
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SassRow:
-    """One op: the kernel's registers and spilled bytes, and the instructions of a warp.
-
-    late_constants: vectors of scale and bias that a thread loads after the last sum of the row.
-    """
-
-    nvcc: str
-    sm: int
-    dtype: str
-    op: str
-    size: int
-    kernel: str
-    registers: int
-    spilled_bytes: int
-    fewest: int
-    most: int
-    late_constants: int
-    bar: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,19 +301,6 @@ def compiled(folder: Path, dtype: str, sm: int) -> tuple[Path, dict[str, tuple[i
     return cubin, facts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
-    """One kernel: its registers, the bytes it spills, its instructions on all ways together."""
-
-    nvcc: str
-    sm: int
-    dtype: str
-    kernel: str
-    registers: int
-    spilled_bytes: int
-    instructions: int
-
-
 def nvcc_version() -> str:
     told = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True)  # noqa: S607
     found = re.search(r"release [\d.]+, V([\d.]+)", told.stdout)
@@ -350,47 +317,42 @@ def listed(dtype: str, sm: int, folder: Path, nvdisasm: str) -> Listing:
     return disassembled(listing.stdout), facts
 
 
-def every_kernel(dtype: str, sm: int, listing: Listing) -> Iterator[KernelRow]:
+def every_kernel(about: Mapping[str, Any], listing: Listing) -> Iterator[Row]:
+    """Yield each kernel: its registers, spilled bytes, and instructions on all ways together."""
     kernels, facts = listing
-    version = nvcc_version()
     for name in sorted(facts):
-        padding = sum(1 for line in kernels[name].code if line.name == "NOP")
-        yield KernelRow(
-            nvcc=version,
-            sm=sm,
-            dtype=dtype,
-            kernel=name,
-            registers=facts[name][0],
-            spilled_bytes=facts[name][1],
-            instructions=len(kernels[name].code) - padding,
-        )
+        used = sum(1 for line in kernels[name].code if line.name != "NOP")
+        registers, spilled = facts[name]
+        counts = {"registers": registers, "spilled_bytes": spilled, "instructions": used}
+        yield Row(**about, kernel=name, **counts)
 
 
-def rows_of(dtype: str, sm: int, listing: Listing) -> Iterator[SassRow]:
+def rows_of(about: Mapping[str, Any], listing: Listing) -> Iterator[Row]:
+    """Yield each op: the kernel's registers and spilled bytes, and the instructions of a warp.
+
+    ``late_constants``: vectors of scale and bias that a thread loads after the last sum of the row.
+    """
     kernels, facts = listing
-    base = 0x210 if sm >= 90 else 0x160  # where the parameters begin in constant bank 0
-    version = nvcc_version()
+    base = 0x210 if about["sm"] >= 90 else 0x160  # where the parameters begin in constant bank 0
     for case in CASES:
         registers, spilled = facts[case.kernel]
         fewest, most, late = instructions(kernels[case.kernel], case, base)
-        yield SassRow(
-            nvcc=version,
-            sm=sm,
-            dtype=dtype,
+        yield Row(
+            **about,
             op=case.op,
-            size=case.size if dtype != "float" else case.size // 2,
+            size=case.size if about["dtype"] != "float" else case.size // 2,
             kernel=case.kernel,
             registers=registers,
             spilled_bytes=spilled,
             fewest=fewest,
             most=most,
             late_constants=late,
-            bar=case.bar if dtype == "half" else None,
+            bar=case.bar if about["dtype"] == "half" else None,
         )
 
 
 def main() -> int:
-    """Count, write the table; 1 where a bar is missed."""
+    """Count, write the tables; 1 where a bar is missed."""
     options = arguments(
         __doc__,
         {
@@ -404,28 +366,19 @@ def main() -> int:
     if options.nvdisasm is None:
         raise SystemExit("needs nvdisasm: pip install nvidia-cuda-nvdisasm, and --nvdisasm PATH")
     options.cubins.mkdir(parents=True, exist_ok=True)
-    listings = {
-        dtype: listed(dtype, options.sm, options.cubins, options.nvdisasm)
-        for dtype in options.types
-    }
-    rows = [row for dtype in listings for row in rows_of(dtype, options.sm, listings[dtype])]
-    kernels = [
-        row for dtype in listings for row in every_kernel(dtype, options.sm, listings[dtype])
-    ]
+    rows, kernels = list[Row](), list[Row]()
+    for dtype in options.types:
+        listing = listed(dtype, options.sm, options.cubins, options.nvdisasm)
+        about = {"nvcc": nvcc_version(), "sm": options.sm, "dtype": dtype}
+        rows += rows_of(about, listing)
+        kernels += every_kernel(about, listing)
     write(options.out, rows)
     write(options.out.with_stem(f"{options.out.stem}_kernels"), kernels)
-    for row in rows:
-        print(
-            f"{row.dtype:6} {row.op:30} {row.size:5} {row.registers:4} registers "
-            f"{row.spilled_bytes} spilled {row.fewest:5} to {row.most:5} instructions"
-            f"{f', bar {row.bar}' if row.bar else ''}"
-        )
+    tell(rows)
     spilling = [row for row in kernels if row.spilled_bytes]
-    for kernel in spilling:
-        print(f"{kernel.dtype} {kernel.kernel} spills {kernel.spilled_bytes} bytes")
     missed = [row for row in rows if row.fewest > (row.bar or row.fewest)]
-    for row in missed:
-        print(f"missed: {row.dtype} {row.op} {row.size}")
+    print(f"{len(spilling)} kernels spill, {len(missed)} bars are missed")
+    tell([*spilling, *missed])
     return int(bool(missed or spilling))
 
 

@@ -39,7 +39,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from benchmarks.harness import arguments, quantiles
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import SUBJECTS, export_of, prepare
 from onnxfold import model_io
 from onnxfold.inputs import InputSpec, make_inputs
@@ -105,13 +105,8 @@ def _measure(options: argparse.Namespace, case: _Case, folder: Path) -> None:
     with serving(folder, *words) as server:
         print(f"{case.name}\n{server.log.read_text()}", end="", flush=True)
         rows = _rows(options, case, load, server, request)
-    for row in rows:
-        print(
-            f"{row.file:6} {row.requests_per_s:9.1f} requests/s ({row.low:.1f} to {row.high:.1f})"
-            f"  p50 {row.p50_ms:.2f} ms  p99 {row.p99_ms:.2f} ms  {row.batch:.2f} rows a run"
-        )
-    print(f"ratio {rows[0].ratio:.3f}, load average before {load:.2f}", flush=True)
     append(RESULTS / "serve.csv", rows)
+    tell(rows)
 
 
 def _cases(options: argparse.Namespace, folder: Path) -> Iterator[_Case]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 import onnxfold
 from benchmarks.recipes import find_export
@@ -27,7 +27,7 @@ __all__ = [
     "Subject",
     "export_of",
     "filled",
-    "geometric_mean",
+    "first_input",
     "prepare",
     "run_optimizer",
     "scratch_in",
@@ -80,6 +80,10 @@ class File:
     beta_fused: int = 0
     scales_fused: int = 0
 
+    def counts(self, *names: str) -> dict[str, int]:
+        """Return these counts by their names, as columns of a row."""
+        return {name: getattr(self, name) for name in names}
+
 
 def _text(name: str, recipe: str, family: str | None, *, int8: bool = False) -> Subject:
     return Subject(name, recipe, "sequence", ("input_ids:1,{}",), _SEQUENCES, int8, family)
@@ -90,6 +94,8 @@ def _vision(name: str, recipe: str, family: str | None) -> Subject:
     return Subject(name, recipe, "batch", inputs, _BATCHES, family=family)
 
 
+_ENCODER, _DECODER = "whisper-tiny-encoder", "whisper-tiny-decoder"
+_DECODED = ("decoder_input_ids:1,{}", "encoder_hidden_states:1,1500,384")
 SUBJECTS: Final[Mapping[str, Subject]] = {
     subject.name: subject
     for subject in (
@@ -103,22 +109,17 @@ SUBJECTS: Final[Mapping[str, Subject]] = {
         _vision("vit-b16", "vit-b16", "vit"),
         _vision("swin-t", "swin-t", "swin"),
         _vision("convnext-t", "convnext-t", "vit"),
-        Subject(
-            "whisper-tiny-encoder",
-            "whisper-tiny-encoder",
-            "batch",
-            ("input_features:{},80,3000",),
-            (1,),
-        ),
-        Subject(
-            "whisper-tiny-decoder",
-            "whisper-tiny-decoder",
-            "sequence",
-            ("decoder_input_ids:1,{}", "encoder_hidden_states:1,1500,384"),
-            (16, 128),
-        ),
+        Subject(_ENCODER, _ENCODER, "batch", ("input_features:{},80,3000",), (1,)),
+        Subject(_DECODER, _DECODER, "sequence", _DECODED, (16, 128)),
     )
 }
+
+
+def first_input(model: ir.Model, batch: int, sequence: int) -> str:
+    """Return the first input and its sizes, from which the others follow."""
+    first, symbols = model.graph.inputs[0], iter((batch, sequence))
+    sizes = (dim if isinstance(dim, int) else next(symbols) for dim in first.shape or ())
+    return f"{first.name}:{','.join(map(str, sizes))}"
 
 
 def export_of(recipe: str, exports: Path, **options: Any) -> Path:
@@ -164,14 +165,9 @@ def prepare(
             counts = report["inspect"]["summary"]
         if int8:
             path = _quantised(path, folder / f"{form}.int8.onnx")
-        files[form] = File(
-            path=path,
-            nodes=sum(1 for _ in model_io.load(path).graph),
-            folded=counts.get("foldable", 0),
-            gamma_fused=counts.get("gamma_fused", 0),
-            beta_fused=counts.get("beta_fused", 0),
-            scales_fused=counts.get("scales_fused", 0),
-        )
+        keys = ("foldable", "gamma_fused", "beta_fused", "scales_fused")
+        nodes = sum(1 for _ in model_io.load(path).graph)
+        files[form] = File(path, nodes, *(counts.get(key, 0) for key in keys))
     return files
 
 
@@ -198,8 +194,3 @@ def _quantised(path: Path, output: Path) -> Path:
     finally:
         logging.disable(logging.NOTSET)
     return output
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Return exp(mean(log(ratios)))."""
-    return float(np.exp(np.mean(np.log(ratios))))

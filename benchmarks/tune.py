@@ -17,7 +17,7 @@ a language model are as large as its vocabulary.
 benchmarks/results/tune_exhaustive.csv how near the winner is to the best; give ``--case`` enough
 that nothing is cut off.
 
-Prints a table and appends rows to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
+Prints rows and appends them to benchmarks/results/tune.csv, gpu_tune.csv on a GPU, after every
 export; the budget is divided among the exports that are left, and the winners come last.  An
 interruption ends the export at hand, with the rows that it has, and the program.
 """
@@ -26,27 +26,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnxruntime as ort
 
 import onnxfold
-from benchmarks.exhaustive import against_best
 from benchmarks.gpu import device_named
-from benchmarks.harness import BUDGET, Budget, arguments, failed, show
-from benchmarks.rows import RESULTS, Row, append
-from benchmarks.subjects import filled, scratch_in
+from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles
+from benchmarks.rows import RESULTS, Row, append, tell
+from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
-from onnxfold.tuning.candidate import Candidate
-from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 
-__all__ = ["PRECISIONS", "main"]
+__all__ = ["PRECISIONS", "against_best", "main"]
 
 # What `tune` may do with exports of a type; "fp32" keeps the type that they have.
 PRECISIONS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
@@ -59,6 +63,7 @@ _MODELS: Final = ("bert-base", "vit-b16", "gpt2")
 _FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
 # A file of the search, whose folder is this machine's alone; names of nodes may begin with / too.
 _OF_SEARCH: Final = re.compile(r"'/[^']*/\.onnxfold-[^']*/([^'/]+)'")
+_ROUNDS, _LEAST = 60, 15  # of all candidates
 _LEAST_S = 20.0  # with less of the budget left no export begins
 
 
@@ -77,12 +82,12 @@ def main(words: Sequence[str] | None = None) -> int:
             with budget.case(f"{name} {dtype}"):
                 case = _tuned(name, dtype, given, seconds, options)
                 append(options.out or RESULTS / _FILES[options.device], case)
-                _show(case)
+                tell(case)
                 rows += case
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         budget.incomplete = True
-    _summarise(rows)
+    tell(row for row in rows if row.winner)
     return int(budget.incomplete) if rows else 2
 
 
@@ -129,7 +134,7 @@ def _tuned(
         source = filled(given, scratch)
         batch, sequence = options.batch, _sequence(name, options.sequence)
         inputs = [t.removeprefix(f"{name}=") for t in options.inputs if t.startswith(f"{name}=")]
-        inputs = inputs or [_first_input(source, batch, sequence)]
+        inputs = inputs or [first_input(model_io.load(source), batch, sequence)]
         batch, *others = map(int, inputs[0].rpartition(":")[2].split(","))
         sequence = others[0] if len(others) == 1 else 0
         kept = Path(scratch, "kept") if options.exhaustive else None
@@ -170,14 +175,6 @@ def _sequence(name: str, given: Sequence[str]) -> int:
     return int(named.get(name, named.get("", "512")))
 
 
-def _first_input(path: Path, batch: int, sequence: int) -> str:
-    """Return the first input and its sizes, from which the others follow."""
-    first = model_io.load(path).graph.inputs[0]
-    symbols = iter((batch, sequence))
-    sizes = (dim if isinstance(dim, int) else next(symbols) for dim in first.shape or ())
-    return f"{first.name}:{','.join(map(str, sizes))}"
-
-
 def _row(about: Mapping[str, Any], candidate: Candidate, result: TuneResult) -> Row:
     # One candidate for one export at one size; ``sequence`` is 0 for images. ``ratio`` is how many
     # times as fast as the export it is: the median over rounds with the 10th and 90th percentile,
@@ -207,49 +204,56 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _show(rows: Sequence[Row]) -> None:
-    first = rows[0]
-    size = f"{first.batch} x {first.sequence}" if first.sequence else str(first.batch)
-    tried = [row for row in rows if row.status != "skipped"]
-    lines = [
-        (
-            f"{row.chain}{' *' * row.winner}",
-            row.session_nodes,
-            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
-            _ratio(row),
-            row.errors if row.status == "right" else f"{row.status}: {row.reason}",
-        )
-        for row in sorted(tried, key=lambda row: -(row.ratio or 0.0))
-    ]
-    left = len(rows) - len(tried)
-    columns = ("chain", "nodes", "ms", "times as fast", "error or reason")
-    note = f"{left} were not tried: the budget was spent" if left else ""
-    show(f"{first.model} {first.dtype}, {size}", columns, lines, note)
+def against_best(
+    result: TuneResult,
+    source: Path,
+    kept: Path,
+    inputs: Sequence[str],
+    seconds: float,
+    about: dict[str, Any],
+) -> Row:
+    """Time every right candidate of a result at length; ``kept`` has their files.
+
+    `tune` times most candidates for a moment and a few at length; here all that are right take
+    turns at length, in one process, by the processor time of one thread.
+    """
+    entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
+    (feeds,) = make_inputs(
+        model_io.load(source), InputSpec.of(tuple(inputs)), count=1, seed=0, single=True
+    )
+    runs = []
+    for each in entrants:
+        path = _file(result, each, source, kept)
+        session = Variant(path, each.kernels).session(1, [CPU])
+        names = {value.name for value in session.get_inputs()}
+        known = {name: array for name, array in feeds.items() if name in names}
+        runs.append(partial(session.run, None, known))
+    counts = RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time)
+    spent = take_turns(runs, counts)
+    best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
+    winner = next(n for n, each in enumerate(entrants) if each is result.winner)
+    ratios = spent[best] / spent[winner]
+    # The winner of one export beside the best of all right candidates, the export among them.
+    # ``of_best`` is how many times as fast as the best the winner is: the median over rounds with
+    # the 10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that
+    # ran beside, on average, when the rounds ended.
+    return Row(
+        **about,
+        candidates=len(entrants),
+        skipped=sum(c.status is Status.SKIPPED for c in result.candidates),
+        rounds=spent.shape[1],
+        load=round(os.getloadavg()[0], 1),
+        winner=entrants[winner].name,
+        best=entrants[best].name,
+        **quantiles(ratios, 4, of_best=50, of_best_low=10, of_best_high=90),
+    )
 
 
-def _ratio(row: Row) -> str:
-    if row.ratio is None:
-        return ""
-    if row.ratio_low is None:
-        return f"about {row.ratio:.2f}"
-    return f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
-
-
-def _summarise(rows: Sequence[Row]) -> None:
-    """Print the winner for every export."""
-    lines = [
-        (
-            row.model,
-            row.dtype,
-            row.chain,
-            None if row.milliseconds is None else f"{row.milliseconds:.3f}",
-            _ratio(row),
-            row.errors,
-        )
-        for row in rows
-        if row.winner
-    ]
-    show("winners", ("model", "type", "winner", "ms", "times as fast", "error"), lines)
+def _file(result: TuneResult, candidate: Candidate, source: Path, kept: Path) -> Path:
+    if not candidate.chain:
+        return source
+    number = next(n for n, each in enumerate(result.candidates) if each is candidate)
+    return next(kept.glob(f"{number:02}-*.onnx"))
 
 
 if __name__ == "__main__":

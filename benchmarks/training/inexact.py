@@ -21,22 +21,32 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, has, put, read
+from benchmarks.rows import Row, read
 from benchmarks.training import data
 from benchmarks.training.figures import draw
-from benchmarks.training.together import LAYER_NORM, RMS_NORM, options, with_betas
+from benchmarks.training.together import (
+    LAYER_NORM,
+    RMS_NORM,
+    Run,
+    experiment,
+    folded,
+    options,
+    train,
+    with_betas,
+)
 from benchmarks.training.transformer import Shape, Transformer
-from onnxfold.torch import bake, fold
+from onnxfold.torch import bake
 
 KEEP, RECENTRE, CONVERTED = "keep", "recentre", "converted"
 VARIANTS = (LAYER_NORM, RMS_NORM, KEEP, RECENTRE, CONVERTED)
@@ -51,24 +61,7 @@ STEPS = {
 RATE, DROPOUT, POINTS, HELD_OUT, TOKENS, IGNORED = 2e-3, 0.1, 10, 360, 64, -100
 CATEGORIES = ("government", "learned", "news", "romance")
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InexactRow(Conditions):
-    """A model at a step: ``loss`` of the steps since the last row, the rest on held-out data."""
-
-    torch: str
-    threads: int
-    task: str
-    variant: str
-    seed: int
-    step: int
-    norms: int
-    folded_norms: int
-    forced_norms: int
-    loss: float
-    held_out_loss: float
-    score: float
+_adam = partial(torch.optim.AdamW, lr=RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +75,7 @@ class Task:
     batch: int
     score: Callable[[torch.Tensor, torch.Tensor], float]
     rows_of: int = 0  # a row of so many numbers in the place of a token
+    steps: int = 0
 
     def model(self) -> nn.Module:
         made = Transformer(self.shape)
@@ -102,13 +96,12 @@ class Task:
 
     @torch.no_grad()
     def measure(self, model: nn.Module) -> tuple[float, float]:
-        model.eval()
-        logits, wanted = model(self.inputs[:HELD_OUT]), self.wanted[:HELD_OUT]
-        loss = float(
-            functional.cross_entropy(logits.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED)
-        )
+        """Return the loss and the score on held-out data."""
+        inputs, wanted = self.inputs[:HELD_OUT], self.wanted[:HELD_OUT]
+        loss = float(self.loss(model.eval(), (inputs, wanted)))
+        score = self.score(model(inputs), wanted)
         model.train()
-        return loss, self.score(logits, wanted)
+        return loss, score
 
 
 def accuracy(logits: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -128,16 +121,9 @@ def perplexity(logits: torch.Tensor, wanted: torch.Tensor) -> float:
 def digits(scale: str, *, post: bool = False) -> Task:
     images, labels = data.digits()
     shape = Shape(
-        1,
-        10,
-        8,
-        WIDTHS[scale],
-        LAYERS[scale],
-        dropout=DROPOUT,
-        causal=False,
-        pooled=True,
-        post=post,
-    )
+        1, 10, 8, WIDTHS[scale], LAYERS[scale],
+        dropout=DROPOUT, causal=False, pooled=True, post=post,
+    )  # fmt: skip
     name = "digits, post-LN" if post else "digits"
     return Task(name, shape, images, labels, 96, accuracy, rows_of=8)
 
@@ -198,9 +184,8 @@ def translation(scale: str) -> Task:
 
 
 def characters(scale: str, cache: Path) -> Task:
-    texts = data.brown(cache)
-    joined = "\n".join(text for part in texts.values() for text in part).encode("ascii", "replace")
-    rows = torch.tensor(list(joined[: len(joined) // (TOKENS + 1) * (TOKENS + 1)]))
+    rows = data.characters(data.brown(cache).values())
+    rows = rows[: len(rows) // (TOKENS + 1) * (TOKENS + 1)]
     rows = rows.reshape(-1, TOKENS + 1)
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     shape = Shape(128, 128, TOKENS, WIDTHS[scale], LAYERS[scale], dropout=DROPOUT)
@@ -214,10 +199,7 @@ class Folds:
         self._forms: dict[str, nn.Module] = {}
         self.counts: dict[str, tuple[int, int]] = {}
         for dropout in (KEEP, RECENTRE):
-            made = task.model()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the exporter's, and that it is inexact
-                report = fold(made, (task.inputs[:2],), dropout=dropout, inexact=True)
+            made, report = folded(task.model(), task.inputs[:2], dropout=dropout, inexact=True)
             self._forms[dropout] = made
             self.counts[dropout] = len(report.folded), len(report.inexact)
 
@@ -235,10 +217,11 @@ class Folds:
         return made
 
 
-def trained(task: Task, folds: Folds, seed: int, scale: str) -> list[InexactRow]:
+def trained(task: str, seed: int, made: Callable[[str], tuple[Task, Folds]]) -> list[Row]:
     """Train all variants from one seed, side by side."""
+    own, folds = made(task)
     torch.manual_seed(seed)
-    model, steps = task.model(), STEPS[task.name][scale]
+    model = own.model()
     models = {
         LAYER_NORM: model,
         RMS_NORM: with_betas(model),
@@ -246,109 +229,61 @@ def trained(task: Task, folds: Folds, seed: int, scale: str) -> list[InexactRow]
         RECENTRE: folds.of(model, RECENTRE),
         CONVERTED: copy.deepcopy(model),
     }
-    norms = sum(isinstance(module, nn.LayerNorm) for module in model.modules())
-    optimizers = {name: _adam(each) for name, each in models.items()}
-    losses: dict[str, list[float]] = {name: [] for name in models}
-    rows = []
-    for step, batch in enumerate(task.batches(steps), 1):
-        for name, each in models.items():
-            torch.manual_seed(step)
-            optimizers[name].zero_grad()
-            loss = task.loss(each, batch)
-            loss.backward()
-            optimizers[name].step()
-            losses[name].append(float(loss.detach()))
-        torch.manual_seed(seed * steps + step)
-        if step == steps // 2:
-            models[CONVERTED] = bake(folds.of(models[CONVERTED], KEEP))
-            optimizers[CONVERTED] = _adam(models[CONVERTED])
-        if step % max(steps // POINTS, 1) == 0:
-            for name, each in models.items():
-                folded, forced = folds.counts[RECENTRE if name == RECENTRE else KEEP]
-                exact = name in (LAYER_NORM, RMS_NORM)
-                held_out, score = task.measure(each)
-                rows.append(
-                    InexactRow(
-                        **conditions(),
-                        torch=torch.__version__,
-                        threads=torch.get_num_threads(),
-                        task=task.name,
-                        variant=name,
-                        seed=seed,
-                        step=step,
-                        norms=norms,
-                        folded_norms=0 if exact else folded,
-                        forced_norms=norms if name == RMS_NORM else 0 if exact else forced,
-                        loss=round(mean(losses[name]), 5),
-                        held_out_loss=round(held_out, 5),
-                        score=round(score, 5),
-                    )
-                )
-                losses[name].clear()
+    runs, rows = {name: Run(each, _adam) for name, each in models.items()}, list[Row]()
+    every = max(own.steps // POINTS, 1)
+    for step in train(runs, own.batches(own.steps), own.loss, seed):
+        if step == own.steps // 2:
+            known = runs[CONVERTED]
+            runs[CONVERTED] = Run(bake(folds.of(known.model, KEEP)), _adam)
+            runs[CONVERTED].losses += known.losses
+        if step % every == 0:
+            rows += [_row(own, folds, name, run, seed, every) for name, run in runs.items()]
     return rows
 
 
-def _adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=RATE)
+def _row(task: Task, folds: Folds, name: str, run: Run, seed: int, every: int) -> Row:
+    """A model at a step: ``loss`` of the steps since the last row, the rest on held-out data."""
+    centred, forced = folds.counts[RECENTRE if name == RECENTRE else KEEP]
+    exact = name in (LAYER_NORM, RMS_NORM)
+    norms = sum(isinstance(module, nn.LayerNorm) for module in task.model().modules())
+    held_out, score = task.measure(run.model)
+    return Row(
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+        task=task.name,
+        variant=name,
+        seed=seed,
+        step=len(run.losses),
+        norms=norms,
+        folded_norms=0 if exact else centred,
+        forced_norms=norms if name == RMS_NORM else 0 if exact else forced,
+        loss=round(mean(run.losses[-every:]), 5),
+        held_out_loss=round(held_out, 5),
+        score=round(score, 5),
+    )
 
 
-def _figure(rows: Sequence[dict[str, str]], path: Path) -> None:
-    panels = []
-    for task in dict.fromkeys(row["task"] for row in rows):
-        lines = {}
-        for variant in VARIANTS:
-            chosen = [row for row in rows if (row["task"], row["variant"]) == (task, variant)]
-            steps = sorted({int(row["step"]) for row in chosen})
-            means = [
-                mean(float(r["held_out_loss"]) for r in chosen if r["step"] == str(step))
-                for step in steps
-            ]
-            lines[variant] = (steps, means)
-        panels.append((f"{task}: held-out loss", lines))
-    draw(path, "step", panels)
-
-
-def _say(rows: Sequence[dict[str, str]], task: str) -> None:
-    own = [row for row in rows if row["task"] == task]
-    last = str(max(int(row["step"]) for row in own))
-    for variant in VARIANTS:
-        found = [row for row in own if row["variant"] == variant and row["step"] == last]
-        scores = [float(row["score"]) for row in found]
-        spread = stdev(scores) if len(scores) > 1 else 0.0
-        print(
-            f"{task} {variant}: {found[0]['folded_norms']} folded, {found[0]['forced_norms']} "
-            f"forced of {found[0]['norms']}; {len(found)} seeds, loss "
-            f"{mean(float(row['held_out_loss']) for row in found):.4f}, score "
-            f"{mean(scores):.4f} ± {spread:.4f}",
-            flush=True,
-        )
-
-
-def main(words: list[str] | None = None) -> int:
-    parser = options("inexact", __doc__, 5)
-    parser.add_argument("--tasks", nargs="+", choices=list(STEPS), default=list(STEPS))
-    given = parser.parse_args(words)
-    torch.set_num_threads(1)
-    cache = given.data or data.CACHE
+def main(words: Sequence[str] | None = None) -> int:
+    """Train what the file lacks, and draw all of it."""
+    given = options("inexact", __doc__, words, tasks=tuple(STEPS))
+    place = given.data or data.CACHE
     makers: dict[str, Callable[[], Task]] = {
         "digits": lambda: digits(given.scale),
         "digits, post-LN": lambda: digits(given.scale, post=True),
-        "categories": lambda: categories(given.scale, cache),
+        "categories": lambda: categories(given.scale, place),
         "translation": lambda: translation(given.scale),
-        "characters": lambda: characters(given.scale, cache),
+        "characters": lambda: characters(given.scale, place),
     }
-    tasks: dict[str, tuple[Task, Folds]] = {}
-    for seed in range(given.seeds):
-        for name in given.tasks:
-            if has(given.out, task=name, seed=seed):
-                continue
-            if name not in tasks:
-                task = makers[name]()
-                tasks[name] = task, Folds(task)
-            rows = trained(*tasks[name], seed, given.scale)
-            put(given.out, rows, ("task", "seed"))
-            _say(read(given.out), name)
-    _figure(read(given.out), given.out.with_suffix(".svg"))
+
+    @cache
+    def made(name: str) -> tuple[Task, Folds]:
+        task = replace(makers[name](), steps=STEPS[name][given.scale])
+        return task, Folds(task)
+
+    cases = [{"task": t, "seed": s} for s, t in product(range(given.seeds), given.tasks)]
+    experiment(given.out, cases, partial(trained, made=made))
+    title = "{}: held-out loss".format
+    draw(given.out, read(given.out), lambda row: title(row["task"]), "step", "held_out_loss")
     return 0
 
 

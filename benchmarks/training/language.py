@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, has, put
+from benchmarks.rows import Row, read
 from benchmarks.training import data
 from benchmarks.training.figures import draw
 from benchmarks.training.together import (
@@ -39,13 +38,16 @@ from benchmarks.training.together import (
     LAYER_NORM,
     RMS_NORM,
     RMS_WITH_BETA,
+    Run,
+    experiment,
+    folded,
     options,
     train,
     with_betas,
     with_rms,
 )
 from benchmarks.training.transformer import Shape, Transformer
-from onnxfold.torch import AnglesCallback, bake, fold
+from onnxfold.torch import AnglesCallback, bake
 
 TOKENS, BATCH, RATE, WORDS = 64, 16, 1e-3, 128
 TUNED = "science_fiction"
@@ -62,48 +64,6 @@ SIZES = {
 }
 PARTS = ("tuning", "angles")
 _HELD_OUT = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageRow(Conditions):
-    """A model before or after fine-tuning, on held-out text of the category."""
-
-    torch: str
-    threads: int
-    setting: str
-    width: int
-    layers: int
-    dropout: float
-    seed: int
-    steps: int
-    folded_norms: int
-    loss: float
-    perplexity: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AngleRow(Conditions):
-    """What a norm of a model reads at a step: angles in degrees over all vectors of a batch."""
-
-    torch: str
-    width: int
-    layers: int
-    variant: str
-    seed: int
-    step: int
-    norm: str
-    angle_uniform: float
-    angle_uniform_std: float
-    angle_a: float
-    angle_a_std: float
-    angle_b: float
-    length: float
-    mean: float
-
-
-def characters(texts: list[str]) -> torch.Tensor:
-    joined = "\n".join(texts).encode("ascii", "replace")
-    return torch.tensor(list(joined), dtype=torch.long)
 
 
 def batches(text: torch.Tensor, steps: int) -> Iterator[torch.Tensor]:
@@ -128,15 +88,8 @@ def held_out(model: nn.Module, text: torch.Tensor, device: str) -> float:
 
 def settings(model: nn.Module, example: torch.Tensor) -> tuple[dict[str, nn.Module], int]:
     """Return what a pretrained model is fine-tuned as, and how many norms the fold found."""
-
-    def folded(dropout: str) -> tuple[nn.Module, int]:
-        made = copy.deepcopy(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's, and that it is inexact
-            return made, len(fold(made, (example,), dropout=dropout).folded)
-
-    centred, count = folded("recentre")
-    kept, _ = folded("keep")
+    centred, report = folded(model, example, dropout="recentre")
+    kept, _ = folded(model, example, dropout=KEEP)
     plain = with_rms(model)
     own = model.state_dict()
     plain.load_state_dict({name: own[name] for name in plain.state_dict()})
@@ -148,136 +101,116 @@ def settings(model: nn.Module, example: torch.Tensor) -> tuple[dict[str, nn.Modu
         RMS_WITH_BETA: with_betas(model),
         RMS_NORM: plain,
     }
-    return made, count
+    return made, len(report.folded)
 
 
-def tuned(texts: dict[str, list[str]], seed: int, given: Any) -> list[LanguageRow]:
+def trained(
+    models: dict[str, nn.Module], text: torch.Tensor, steps: int, rate: float, given: Any, seed: int
+) -> None:
+    runs = {name: Run(model, partial(torch.optim.AdamW, lr=rate)) for name, model in models.items()}
+    for _ in train(runs, batches(text, steps), loss, seed, given.device):
+        pass
+
+
+def tuned(
+    width: int, seed: int, dropout: float, given: Any, texts: dict[str, list[str]]
+) -> list[Row]:
     """Pretrain one model, fine-tune it in all settings, and measure it before and after."""
     torch.manual_seed(seed)
-    width, layers = SHAPES[given.scale]
-    model = Transformer(shape(width, layers, DROPOUT))
-    rest = characters([text for name, part in texts.items() if name != TUNED for text in part])
-    own = characters(texts[TUNED])
+    layers, steps = SHAPES[given.scale][1], STEPS[given.scale]
+    model = Transformer(shape(width, layers, dropout))
+    rest = data.characters(part for name, part in texts.items() if name != TUNED)
+    own = data.characters([texts[TUNED]])
     kept, trained_on = own[: _HELD_OUT * (TOKENS + 1)], own[_HELD_OUT * (TOKENS + 1) :]
-    steps = STEPS[given.scale]
-    train({LAYER_NORM: model}, batches(rest, steps), loss, RATE, given.device)
-    models, folded = settings(model.cpu(), rest[None, :TOKENS])
+    trained({LAYER_NORM: model}, rest, steps, RATE, given, seed)
+    models, count = settings(model.cpu(), rest[None, :TOKENS])
     rows = []
     for stage in ("before", "after"):
         if stage == "after":
             steps = TUNING[given.scale]
-            train(models, batches(trained_on, steps), loss, RATE / 10, given.device)
+            trained(models, trained_on, steps, RATE / 10, given, seed)
         for name, each in models.items():
             value = held_out(each.to(given.device), kept, given.device)
-            rows.append(
-                LanguageRow(
-                    **conditions(),
-                    torch=torch.__version__,
-                    threads=torch.get_num_threads(),
-                    setting=f"{name}, {stage} fine-tuning",
-                    width=width,
-                    layers=layers,
-                    dropout=DROPOUT,
-                    seed=seed,
-                    steps=steps,
-                    folded_norms=0 if name in (LAYER_NORM, RMS_NORM, RMS_WITH_BETA) else folded,
-                    loss=round(value, 5),
-                    perplexity=round(math.exp(value), 4),
-                )
+            row = Row(
+                torch=torch.__version__,
+                threads=torch.get_num_threads(),
+                setting=f"{name}, {stage} fine-tuning",
+                width=width,
+                layers=layers,
+                dropout=dropout,
+                seed=seed,
+                steps=steps,
+                folded_norms=0 if name in (LAYER_NORM, RMS_NORM, RMS_WITH_BETA) else count,
+                loss=round(value, 5),
+                perplexity=round(math.exp(value), 4),
             )
+            rows.append(row)
     return rows
 
 
-def angles(texts: dict[str, list[str]], seed: int, given: Any) -> list[AngleRow]:
+def angles(seed: int, given: Any, texts: dict[str, list[str]]) -> list[Row]:
     """Train four sizes with both norms, and measure ten times while they train."""
-    text = characters([text for part in texts.values() for text in part])
-    rows: list[AngleRow] = []
-    steps = ANGLE_STEPS[given.scale]
+    text, steps = data.characters(texts.values()), ANGLE_STEPS[given.scale]
+    rows: list[Row] = []
     for width, layers in SIZES[given.scale]:
         for variant in (LAYER_NORM, RMS_NORM):
             torch.manual_seed(seed)
             model: nn.Module = Transformer(shape(width, layers))
             model = (model if variant == LAYER_NORM else with_rms(model)).to(given.device)
-            watch = AnglesCallback(model, every=max(steps // 10, 1))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-            for step, batch in enumerate(batches(text, steps + 1)):
-                optimizer.zero_grad()
-                with watch.step(step):
-                    value = loss(model, batch.to(given.device))
-                value.backward()
-                optimizer.step()
-            rows += _angle_rows(watch, (width, layers), variant, seed)
-            end = rows[-1]
-            print(f"seed {seed} {width} x {layers} {variant}: last norm at {end.angle_uniform}")
+            watch, numbers = AnglesCallback(model, every=max(steps // 10, 1)), count()
+
+            def watched(model: nn.Module, batch: Any, at: Any = numbers, by: Any = watch) -> Any:
+                with by.step(next(at)):
+                    return loss(model, batch)
+
+            run = {variant: Run(model, partial(torch.optim.AdamW, lr=RATE))}
+            for _ in train(run, batches(text, steps + 1), watched, seed, given.device):
+                pass
+            about = {"width": width, "layers": layers, "variant": variant, "seed": seed}
+            rows += [
+                _angle(about | {"step": report["step"], "norm": norm["name"]}, norm["before"])
+                for report in watch.reports
+                for norm in report["norms"]
+            ]
     return rows
 
 
-def _angle_rows(
-    watch: AnglesCallback, size: tuple[int, int], variant: str, seed: int
-) -> Iterator[AngleRow]:
-    for report in watch.reports:
-        for norm in report["norms"]:
-            before = norm["before"]
-            uniform, a = before["angle_uniform"], before["angle_a"]
-            yield AngleRow(
-                **conditions(),
-                torch=torch.__version__,
-                width=size[0],
-                layers=size[1],
-                variant=variant,
-                seed=seed,
-                step=report["step"],
-                norm=norm["name"],
-                angle_uniform=round(uniform["mean"], 3),
-                angle_uniform_std=round(uniform["std"], 3),
-                angle_a=round(a["mean"], 3),
-                angle_a_std=round(a["std"], 3),
-                angle_b=round(before["angle_b"]["mean"], 3),
-                length=round(before["norm"]["mean"], 4),
-                mean=round(before["mean"]["mean"], 5),
-            )
+def _angle(about: dict[str, Any], before: dict[str, Any]) -> Row:
+    """What a norm reads at a step: angles in degrees over all vectors of a batch."""
+    uniform, a = before["angle_uniform"], before["angle_a"]
+    return Row(
+        torch=torch.__version__,
+        **about,
+        angle_uniform=round(uniform["mean"], 3),
+        angle_uniform_std=round(uniform["std"], 3),
+        angle_a=round(a["mean"], 3),
+        angle_a_std=round(a["std"], 3),
+        angle_b=round(before["angle_b"]["mean"], 3),
+        length=round(before["norm"]["mean"], 4),
+        mean=round(before["mean"]["mean"], 5),
+    )
 
 
-def _draw(rows: list[AngleRow], path: Path) -> None:
-    panels = []
-    for width, layers in dict.fromkeys((row.width, row.layers) for row in rows):
-        lines = {}
-        for variant in (LAYER_NORM, RMS_NORM):
-            chosen = [
-                row
-                for row in rows
-                if (row.width, row.layers, row.variant, row.norm)
-                == (width, layers, variant, "norm")
-            ]
-            steps = [row.step for row in chosen]
-            lines[f"{variant}, 1"] = (steps, [row.angle_uniform for row in chosen])
-            lines[f"{variant}, a"] = (steps, [row.angle_a for row in chosen])
-        panels.append((f"{width} wide, {layers} layers: last norm", lines))
-    draw(path, "step", panels)
-
-
-def main(words: list[str] | None = None) -> int:
-    parser = options("language", __doc__, 5)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    given = parser.parse_args(words)
-    torch.set_num_threads(1)
-    texts = data.brown(given.data or data.CACHE)
-    for seed in range(given.seeds if "tuning" in given.parts else 0):
-        width, _ = SHAPES[given.scale]
-        if has(given.out, width=width, seed=seed, dropout=DROPOUT):
-            continue
-        rows = tuned(texts, seed, given)
-        put(given.out, rows, ("width", "seed", "dropout"))
-        for row in rows:
-            print(f"seed {seed} {row.setting}: loss {row.loss}, perplexity {row.perplexity}")
-    out = given.out.with_name(given.out.name.replace("language", "angles"))
-    for seed in range(given.seeds if "angles" in given.parts else 0):
-        if has(out, seed=seed):
-            continue
-        found = angles(texts, seed, given)
-        put(out, found, ("seed",))
-        if seed == 0:
-            _draw(found, out.with_suffix(".svg"))
+def main(words: Sequence[str] | None = None) -> int:
+    """Train what the files lack, and draw the angles of the first seed."""
+    given = options("language", __doc__, words, parts=PARTS)
+    texts, about = data.brown(given.data or data.CACHE), {"dropout": DROPOUT}
+    if "tuning" in given.parts:
+        about |= {"width": SHAPES[given.scale][0]}
+        cases = [{**about, "seed": seed} for seed in range(given.seeds)]
+        experiment(given.out, cases, partial(tuned, given=given, texts=texts))
+    if "angles" in given.parts:
+        out = given.out.with_name(given.out.name.replace("language", "angles"))
+        seeds = [{"seed": seed} for seed in range(given.seeds)]
+        experiment(out, seeds, partial(angles, given=given, texts=texts))
+        last = [r for r in read(out) if r["norm"] == "norm" and r["seed"] == "0"]
+        lines = [
+            {**row, "variant": f"{row['variant']}, {to}", "angle": row[f"angle_{to}"]}
+            for row in last
+            for to in ("uniform", "a")
+        ]
+        title = "{width} wide, {layers} layers: last norm".format_map
+        draw(out, lines, title, "step", "angle")
     return 0
 
 

@@ -11,39 +11,20 @@ LayerNorm over the variant's, the median of rounds in which all three are timed 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.rows import RESULTS, Conditions, conditions, write
+from benchmarks.harness import quantiles
+from benchmarks.rows import Row, read, tell, write
 from benchmarks.training.figures import draw
+from benchmarks.training.together import CENTRED, LAYER_NORM, RMS_NORM, options
 from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
 from onnxfold.torch import cbwc
-
-WIDTHS = (256, 1024)
-ROWS = (64, 256, 1024, 4096)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow(Conditions):
-    """The ratio of the times of a step with LayerNorm and with a variant."""
-
-    torch: str
-    device: str
-    threads: int
-    variant: str
-    width: int
-    rows: int
-    milliseconds: float
-    ratio: float
-    ratio_p10: float
-    ratio_p90: float
 
 
 def step(model: nn.Module, x: torch.Tensor) -> None:
@@ -54,70 +35,45 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def variants(width: int) -> dict[str, nn.Module]:
-    return {
-        "layer_norm": nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)),
-        "centred weights": nn.Sequential(cbwc(nn.Linear(width, width)), nn.RMSNorm(width, 1e-5)),
-        "rms_norm": nn.Sequential(nn.Linear(width, width), nn.RMSNorm(width, 1e-5)),
-    }
-
-
-def measured(width: int, rows: int, device: str, rounds: int) -> list[StepRow]:
+def measured(width: int, rows: int, device: str, rounds: int) -> list[Row]:
     """Return a row for each variant."""
-    models = {name: model.to(device) for name, model in variants(width).items()}
+    models = {
+        LAYER_NORM: nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width)),
+        CENTRED: nn.Sequential(cbwc(nn.Linear(width, width)), nn.RMSNorm(width, 1e-5)),
+        RMS_NORM: nn.Sequential(nn.Linear(width, width), nn.RMSNorm(width, 1e-5)),
+    }
     x = torch.randn(rows, width, device=device, requires_grad=True)
-    runs: list[Callable[[], object]] = [partial(step, model, x) for model in models.values()]
+    runs: list[Callable[[], object]] = [partial(step, m.to(device), x) for m in models.values()]
     for run in runs:
         run()
     seconds = take_turns(runs, RunCounts(rounds))
-    ratios = seconds[0] / seconds
     return [
-        StepRow(
-            **conditions(),
+        Row(
             torch=torch.__version__,
             device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
             threads=torch.get_num_threads(),
             variant=name,
             width=width,
             rows=rows,
-            milliseconds=round(1e3 * float(np.median(seconds[index])), 4),
-            ratio=round(float(np.median(ratios[index])), 3),
-            ratio_p10=round(float(np.quantile(ratios[index], 0.1)), 3),
-            ratio_p90=round(float(np.quantile(ratios[index], 0.9)), 3),
+            milliseconds=round(1e3 * float(np.median(own)), 4),
+            **quantiles(seconds[0] / own, 3, ratio=50, ratio_p10=10, ratio_p90=90),
         )
-        for index, name in enumerate(models)
+        for name, own in zip(models, seconds, strict=True)
     ]
 
 
-def _draw(rows: list[StepRow], path: Path) -> None:
-    panels = []
-    for width in dict.fromkeys(row.width for row in rows):
-        lines = {}
-        for variant in dict.fromkeys(row.variant for row in rows if row.variant != "layer_norm"):
-            chosen = [row for row in rows if (row.width, row.variant) == (width, variant)]
-            lines[variant] = ([row.rows for row in chosen], [row.ratio for row in chosen])
-        panels.append((f"width {width}: time of LayerNorm / time", lines))
-    draw(path, "rows (batch times sequence)", panels)
-
-
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "training_step_time.csv")
-    given = parser.parse_args(words)
+    """Measure all widths and numbers of rows, and draw the ratios."""
+    sizes = {"widths": [256, 1024], "rows": [64, 256, 1024, 4096]}
+    given = options("step_time", __doc__, words, rounds=15, **sizes)
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    rows: list[StepRow] = []
-    for width in given.widths:
-        for count in given.rows:
-            rows += measured(width, count, given.device, given.rounds)
-            for row in rows[-3:]:
-                print(f"{width} {count} {row.variant}: {row.milliseconds} ms, {row.ratio}")
-    write(given.out, rows)
-    _draw(rows, given.out.with_suffix(".svg"))
+    found: list[Row] = []
+    for width, rows in product(given.widths, given.rows):
+        found += measured(width, rows, given.device, given.rounds)
+        tell(found[-3:])
+    write(given.out, found)
+    others = [row for row in read(given.out) if row["variant"] != LAYER_NORM]
+    draw(given.out, others, lambda row: f"width {row['width']}: LayerNorm / it", "rows", "ratio")
     return 0
 
 

@@ -5,7 +5,8 @@
 Section 5.4 of "Enjoy your Layer Normalization ...", with scikit-learn's digits, twice as large, in
 the place of its images, and learning rates 1e-2, 3e-3, 1e-3: with the paper's, down to 1e-5, and
 its first weights, models this narrow learn nothing in minutes.  Only the norms of the last stage
-fold: the merging of patches concatenates along the channels.  ``accuracy``: of the 360 held out.
+fold: the merging of patches concatenates along the channels.  ``accuracy``: of the 360 held out;
+``step_ms``: the median of a step's processor time (in rows of 2026-11 without the optimizer's).
 Rows of a rate and seed are kept as they end, and not run again.
 """
 
@@ -13,19 +14,27 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.rows import Conditions, conditions, has, put, read
+from benchmarks.rows import Row, read
 from benchmarks.training import data
 from benchmarks.training.figures import draw
-from benchmarks.training.together import CENTRED, options, train, variants
+from benchmarks.training.together import (
+    CENTRED,
+    LAYER_NORM,
+    RMS_NORM,
+    Run,
+    experiment,
+    folded,
+    options,
+    train,
+    with_rms,
+)
 
 HELD_OUT, BATCH = 360, 32
 RATES = (1e-2, 3e-3, 1e-3)
@@ -34,36 +43,14 @@ WIDTHS = {"tiny": 8, "small": 32, "full": 96}
 DEPTHS = {"tiny": [1, 1], "small": [1, 1], "full": [2, 2]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwinRow(Conditions):
-    """A trained Swin."""
-
-    torch: str
-    variant: str
-    rate: float
-    seed: int
-    epochs: int
-    folded_norms: int
-    loss: float
-    accuracy: float
-    step_ms: float
-
-
 def made(scale: str) -> nn.Module:
+    """Return an untrained Swin."""
     import transformers
 
     config = transformers.SwinConfig(
-        image_size=16,
-        num_channels=1,
-        patch_size=2,
-        embed_dim=WIDTHS[scale],
-        depths=DEPTHS[scale],
-        num_heads=[2, 4],
-        window_size=4,
-        num_labels=10,
-        drop_path_rate=0.0,
-        initializer_range=0.1,
-    )
+        image_size=16, num_channels=1, patch_size=2, embed_dim=WIDTHS[scale], depths=DEPTHS[scale],
+        num_heads=[2, 4], window_size=4, num_labels=10, drop_path_rate=0.0, initializer_range=0.1,
+    )  # fmt: skip
     model: nn.Module = transformers.SwinForImageClassification(config)
     return model
 
@@ -72,66 +59,53 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]).logits, batch[1])
 
 
-def trained(rate: float, seed: int, given: Any) -> list[SwinRow]:
+def trained(rate: float, seed: int, epochs: int, scale: str, device: str) -> list[Row]:
     """Train the three from one seed."""
     torch.manual_seed(seed)
     images, labels = data.digits()
     large = functional.interpolate(images[:, None], scale_factor=2)
-    models, folded = variants(made(given.scale), (large[:2],))
+    model = made(scale)
+    centred, report = folded(model, large[:2], dropout="recentre")
+    models = {LAYER_NORM: model, CENTRED: centred, RMS_NORM: with_rms(model)}
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for _ in range(EPOCHS[given.scale]):
+        for _ in range(epochs):
             order = HELD_OUT + torch.randperm(len(large) - HELD_OUT)
             yield from ((large[part], labels[part]) for part in order.split(BATCH))
 
-    runs = train(models, batches(), loss, rate, given.device)
+    runs = {name: Run(each, partial(torch.optim.AdamW, lr=rate)) for name, each in models.items()}
+    for _ in train(runs, batches(), loss, seed, device):
+        pass
     rows = []
-    for name, model in models.items():
+    for name, run in runs.items():
         with torch.no_grad():
-            guess = model.eval()(large[:HELD_OUT].to(given.device)).logits.argmax(1).cpu()
+            guess = run.model.eval()(large[:HELD_OUT].to(device)).logits.argmax(1).cpu()
         rows.append(
-            SwinRow(
-                **conditions(),
+            Row(
                 torch=torch.__version__,
                 variant=name,
                 rate=rate,
                 seed=seed,
-                epochs=EPOCHS[given.scale],
-                folded_norms=folded if name == CENTRED else 0,
-                loss=round(runs[name].losses[-1], 5),
+                epochs=epochs,
+                folded_norms=len(report.folded) if name == CENTRED else 0,
+                loss=round(run.losses[-1], 5),
                 accuracy=round(float((guess == labels[:HELD_OUT]).float().mean()), 4),
-                step_ms=round(statistics.median(runs[name].milliseconds), 3),
+                step_ms=round(1e3 * statistics.median(run.seconds), 3),
             )
         )
     return rows
 
 
 def main(words: list[str] | None = None) -> int:
-    given = options("swin", __doc__, 5).parse_args(words)
-    torch.set_num_threads(1)
-    for seed, rate in product(range(given.seeds), RATES):
-        if has(given.out, rate=rate, seed=seed, epochs=EPOCHS[given.scale]):
-            continue
-        rows = trained(rate, seed, given)
-        put(given.out, rows, ("rate", "seed"))
-        for row in rows:
-            print(
-                f"{rate:g} {row.variant} seed {seed}: loss {row.loss}, {row.accuracy}", flush=True
-            )
-    _figure(given.out)
+    """Train what the file lacks, and draw all of it."""
+    given = options("swin", __doc__, words)
+    epochs = EPOCHS[given.scale]
+    seeds = range(given.seeds)
+    cases = [{"rate": r, "seed": seed, "epochs": epochs} for seed in seeds for r in RATES]
+    experiment(given.out, cases, partial(trained, scale=given.scale, device=given.device))
+    rows = read(given.out)
+    draw(given.out, rows, lambda row: f"accuracy, rate {row['rate']}", "seed", "accuracy")
     return 0
-
-
-def _figure(path: Path) -> None:
-    rows, panels = read(path), []
-    for rate in map(str, RATES):
-        lines = {}
-        for name in dict.fromkeys(row["variant"] for row in rows):
-            chosen = [row for row in rows if (row["variant"], row["rate"]) == (name, rate)]
-            seeds = [int(row["seed"]) for row in chosen]
-            lines[name] = (seeds, [float(row["accuracy"]) for row in chosen])
-        panels.append((f"accuracy, learning rate {rate}", lines))
-    draw(path.with_suffix(".svg"), "seed", panels)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ import argparse
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from benchmarks.rows import RESULTS
+from benchmarks.harness import arguments
+from benchmarks.rows import RESULTS, Row, has, put, tell
 from onnxfold.torch import RMSNorm, fold
 
 __all__ = [
@@ -24,9 +24,10 @@ __all__ = [
     "RMS_NORM",
     "RMS_WITH_BETA",
     "Run",
+    "experiment",
+    "folded",
     "options",
     "train",
-    "variants",
     "with_betas",
     "with_norms",
     "with_rms",
@@ -35,22 +36,38 @@ __all__ = [
 LAYER_NORM, CENTRED, RMS_NORM = "layer_norm", "centred weights", "rms_norm"
 RMS_WITH_BETA = "rms_norm with beta"
 Loss = Callable[[nn.Module, Any], torch.Tensor]
+Optimize = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def options(name: str, description: str | None, seeds: int) -> argparse.ArgumentParser:
-    """Return the options that every experiment has."""
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--scale", choices=["tiny", "small", "full"], default="small")
-    parser.add_argument("--seeds", type=int, default=seeds)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--data", type=Path, help="folder of downloads (build/training_data)")
-    parser.add_argument("--out", type=Path, default=RESULTS / f"training_{name}.csv")
-    return parser
+def options(
+    name: str, document: str | None, words: Sequence[str] | None, *, seeds: int = 5, **more: Any
+) -> argparse.Namespace:
+    """Read the options of an experiment, on one thread: sums in one order, whatever the machine."""
+    torch.set_num_threads(1)
+    given = {
+        "--scale": {"choices": ["tiny", "small", "full"], "default": "small"},
+        "--seeds": seeds,
+        "--device": "cuda" if torch.cuda.is_available() else "cpu",
+        "--data": {"type": Path, "help": "folder of downloads (build/training_data)"},
+        "--out": RESULTS / f"training_{name}.csv",
+    }
+    return arguments(document, {**given, **{f"--{key}": one for key, one in more.items()}}, words)
+
+
+def experiment(
+    out: Path, cases: Iterable[Mapping[str, Any]], measured: Callable[..., list[Row]]
+) -> None:
+    """Measure each case that the file lacks, and keep and print its rows as it ends."""
+    for case in cases:
+        if not has(out, **case):
+            rows = measured(**case)
+            put(out, rows, list(case))
+            tell(rows)
 
 
 def with_rms(model: nn.Module) -> nn.Module:
     """Return a copy with RMSNorm, without beta, in the place of every LayerNorm."""
-    return with_norms(model, lambda norm: nn.RMSNorm(norm.normalized_shape, norm.eps))
+    return with_norms(model, lambda n: nn.RMSNorm(n.normalized_shape, n.eps, n.elementwise_affine))
 
 
 def with_betas(model: nn.Module) -> nn.Module:
@@ -68,42 +85,42 @@ def with_norms(model: nn.Module, norm: Callable[[nn.LayerNorm], nn.Module]) -> n
     return made
 
 
-def variants(model: nn.Module, example: tuple[Any, ...]) -> tuple[dict[str, nn.Module], int]:
-    """Return the three models from the same weights, and how many norms the folded one has."""
-    folded = copy.deepcopy(model)
+def folded(model: nn.Module, example: torch.Tensor, **how: Any) -> tuple[nn.Module, Any]:
+    """Return a folded copy of a model, and the report."""
+    made = copy.deepcopy(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's, on its own code
-        report = fold(folded, example, dropout="recentre")
-    made = {LAYER_NORM: model, CENTRED: folded, RMS_NORM: with_rms(model)}
-    return made, len(report.folded)
+        warnings.simplefilter("ignore")  # the exporter's, and that it is inexact
+        return made, fold(made, (example,), **how)
 
 
-@dataclass(slots=True)
 class Run:
-    """The losses of a model's steps, and the milliseconds of each, forward and backward."""
+    """A model in training: its losses and its processor's seconds, step by step."""
 
-    losses: list[float] = field(default_factory=list)
-    milliseconds: list[float] = field(default_factory=list)
+    def __init__(self, model: nn.Module, optimize: Optimize) -> None:
+        self.model, self.optimizer = model, optimize(model.parameters())
+        self.losses, self.seconds = list[float](), list[float]()
+
+    def step(self, loss: Loss, batch: Any) -> None:
+        """Forward, backward, and a step of the optimizer."""
+        start = time.process_time()
+        self.optimizer.zero_grad()
+        value = loss(self.model, batch)
+        value.backward()
+        self.optimizer.step()
+        self.losses.append(float(value.detach()))  # waits for the device
+        self.seconds.append(time.process_time() - start)
 
 
 def train(
-    models: dict[str, nn.Module], batches: Iterable[Any], loss: Loss, rate: float, device: str
-) -> dict[str, Run]:
-    """Train all on every batch in turn with AdamW, with the same dropout masks."""
-    runs = {name: Run() for name in models}
-    optimizers = {}
-    for name, model in models.items():
-        model.to(device).train()
-        optimizers[name] = torch.optim.AdamW(model.parameters(), lr=rate)
-    for step, batch in enumerate(batches):
+    runs: Mapping[str, Run], batches: Iterable[Any], loss: Loss, seed: int, device: str = "cpu"
+) -> Iterator[int]:
+    """Train all on every batch in turn, with the same dropout masks; yield the number of steps."""
+    for run in runs.values():
+        run.model.to(device).train()
+    for step, batch in enumerate(batches, 1):
         moved = pytree.tree_map(lambda part: part.to(device), batch)
-        for name, model in models.items():
-            torch.manual_seed(step)
-            optimizers[name].zero_grad()
-            start = time.perf_counter()
-            value = loss(model, moved)
-            value.backward()
-            runs[name].losses.append(float(value.detach()))  # waits for the device
-            runs[name].milliseconds.append(1e3 * (time.perf_counter() - start))
-            optimizers[name].step()
-    return runs
+        for run in runs.values():
+            torch.manual_seed((seed << 32) + 2 * step)
+            run.step(loss, moved)
+        torch.manual_seed((seed << 32) + 2 * step + 1)  # of the next batch, whatever was drawn
+        yield step

@@ -1,9 +1,7 @@
 """The Python interface: a function for each command, for every supported kind of model."""
 
-from onnxfold.api.comparing import bench, verify
-from onnxfold.api.looking import diff, inspect, measure
-from onnxfold.api.rewriting import convert, optimize
-from onnxfold.api.searching import rotate, tune
+from onnxfold.api.looking import bench, diff, inspect, measure, verify
+from onnxfold.api.rewriting import convert, optimize, rotate, tune
 
 __all__ = [
     "bench",

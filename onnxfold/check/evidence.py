@@ -7,8 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.disturbance import disturbed, disturbed_model
-from onnxfold.check.float64_runs import Sampled
-from onnxfold.check.own_runs import OwnRuns
+from onnxfold.check.float64_runs import OwnRuns, Sampled
 from onnxfold.check.reference import is_code, is_wide_float, unit_roundoff
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import (
@@ -22,7 +21,7 @@ from onnxfold.check.runners import (
     why_not_onnxruntime,
 )
 from onnxfold.errors import ModelError, VerificationError
-from onnxfold.graph.array_types import HALVES
+from onnxfold.graph.constants import HALVES
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.shapes import fill_types
 

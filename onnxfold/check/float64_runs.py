@@ -1,4 +1,4 @@
-"""Inputs that suit a model, and its float64 runs on them, if they are of use.
+"""Inputs that suit a model, its float64 runs on them, and its own runs in ONNX Runtime.
 
 A run that would be thrown away is not begun if that can be known: a value is too large by its
 shape, or the original's own runs in ONNX Runtime are so far apart that the distance from a float64
@@ -6,30 +6,75 @@ run would excuse any error.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.own_runs import OwnRuns
+from onnxfold.check.criterion import SMALLEST_NORMAL, rms
 from onnxfold.check.reference import (
     Array,
     Precision,
     ResourceLimitError,
     UnsupportedOperator,
     check_supported,
+    is_wide_float,
     run,
 )
 from onnxfold.check.reference.kernel import check_size
-from onnxfold.check.runners import Feeds, Outputs
+from onnxfold.check.result import FAR, ModelSource
+from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, Outputs, why_not_onnxruntime
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import FLOATS
+from onnxfold.graph.constants import FLOATS
 from onnxfold.graph.dims import is_number
 from onnxfold.inputs import FEWER_INDICES, IMAGE_SIDES, InputSpec, make_inputs
 from onnxfold.shapes import infer
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRuns:
+    """The runs of one model, each made once for the same arrays."""
+
+    original: ModelSource
+    engine: OnnxRuntime
+    _known: list[tuple[Outputs, Outputs, Outputs]] = field(default_factory=list, repr=False)
+
+    def of(self, feeds: Sequence[Outputs]) -> list[list[Outputs]]:
+        """Return the outputs with optimizations, and without, per sample; raises CannotRun."""
+        known = {id(feed) for feed, *_ in self._known}
+        new = [feed for feed in feeds if id(feed) not in known]
+        if new:
+            plain, best = (self.engine.run(self.original, new, optimize=on) for on in (False, True))
+            self._known.extend(zip(new, best, plain, strict=True))
+        found = {id(feed): runs for feed, *runs in self._known}
+        return [[found[id(feed)][way] for feed in feeds] for way in (0, 1)]
+
+    def are_scattered(self, feeds: Sequence[Outputs]) -> bool:
+        """Whether one of both runs must be FAR from any truth, in some sample of every output.
+
+        By the triangle inequality: errors of at most FAR times the truth each, and so of FAR / (1 -
+        FAR) times the run itself, make no larger distance between the runs than both together.
+        """
+        if why_not_onnxruntime(self.original.model) is not None:
+            return False
+        try:
+            runs = list(zip(*self.of(feeds), strict=True))
+        except CannotRun:  # a float64 run may show why, and `gather` reports it otherwise
+            return False
+        return all(any(_is_far(a[name], b[name]) for a, b in runs) for name in runs[0][0])
+
+
+def _is_far(best: Array, plain: Array) -> bool:
+    if best.shape != plain.shape or not is_wide_float(plain.dtype):
+        return False
+    a, b = best.astype(np.float64), plain.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return False
+    return rms(a - b) > 2 * max(FAR / (1 - FAR) * rms(b), SMALLEST_NORMAL)
+
 
 # Largest tensor in float64 that the truth may need at once.
 FLOAT64_LIMIT_BYTES = 2 << 30

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import HALVES
+from onnxfold.graph.constants import HALVES
 
 # ONNX Runtime keeps weights as they are stored and again packed for its kernels, or as float32 if
 # they are halves. Resident memory of the model of benchmarks/gptj.py with 1.4e9 parameters was 2.2

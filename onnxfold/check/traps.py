@@ -12,7 +12,7 @@ from onnxfold.check.pieces import reads_of
 from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph import node_label
-from onnxfold.graph.array_types import HALVES
+from onnxfold.graph.constants import HALVES
 from onnxfold.model_io import show
 from onnxfold.runtime.session_graph import session_operators
 

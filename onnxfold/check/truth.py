@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from onnxfold.check.budget import Budget, BudgetReport, judge_budget
+from onnxfold.check.common_values import locate
 from onnxfold.check.criterion import SMALLEST_NORMAL, AcceptanceCriterion, Judgement, judge
 from onnxfold.check.evidence import (
     MOST_RUNS,
@@ -19,10 +20,8 @@ from onnxfold.check.evidence import (
     with_more_noise,
     without_overflow,
 )
-from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, Sampled, sample, sample_given
-from onnxfold.check.locate import locate
+from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, OwnRuns, Sampled, sample, sample_given
 from onnxfold.check.memory import available_bytes
-from onnxfold.check.own_runs import OwnRuns
 from onnxfold.check.reference import is_code, is_wide_float
 from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.model_io import one_line, show
 
 INDEX = "model.safetensors.index.json"

@@ -22,8 +22,8 @@ import onnx_ir as ir
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, StoredTensor
 from onnxfold.errors import ModelError
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Float64
 from onnxfold.graph.fiber import whole_axes
 from onnxfold.model_io import one_line, show
 from onnxfold.options import member

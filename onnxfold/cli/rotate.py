@@ -53,8 +53,8 @@ def rotate(
     with terminal.progress(verbosity, model, target.parent, lines=not as_json):
         result = api.rotate(model, target, to=to, **chosen)
     from onnxfold.model_io import shown_path
-    from onnxfold.report.basis_lines import measured
     from onnxfold.report.document import write_report
+    from onnxfold.report.printed import measured
 
     for path in report or ():
         write_report(path, result.report)

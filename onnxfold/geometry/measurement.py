@@ -22,12 +22,12 @@ from onnxfold.geometry.instrument import Instrumented, instrument
 from onnxfold.geometry.measuring_state import Progress
 from onnxfold.geometry.work import BadShard, InPieces, Task, WholeSession, in_processes, in_turn
 from onnxfold.inputs.data import Data, DataOptions, InputSignature, Shard, open_data
-from onnxfold.model_io.sources import Source
+from onnxfold.model_io.load import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.option_checks import check_count
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.stage_timer import Stages
-from onnxfold.report.provenance import digest
+from onnxfold.report.document import digest
 
 _SAVE_EVERY_S = 10.0
 

@@ -24,7 +24,7 @@ from onnxfold.check.compare import verify_within
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.measurement import Measuring, measured
 from onnxfold.inputs.data.samples import DEFAULT_ROWS, read_samples
-from onnxfold.model_io.sources import Source, open_source
+from onnxfold.model_io.load import Source, open_source
 from onnxfold.norms import NormKind
 from onnxfold.option_checks import bytes_of
 from onnxfold.options import METADATA_KEY, Metric, Options

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 
 
 @dataclass(frozen=True, slots=True)

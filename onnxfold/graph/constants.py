@@ -1,4 +1,4 @@
-"""Values that do not depend on the model's inputs, and their arrays.
+"""Values that do not depend on the model's inputs, their arrays, and the types of these.
 
 A value is constant if it is an initializer that no caller can override, the output of a Constant
 node, or computed from such values by deterministic operators.
@@ -8,13 +8,45 @@ from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import FLOATS, Array
 from onnxfold.graph.dims import Shape
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+
+Array = npt.NDArray[np.generic]
+Float64 = npt.NDArray[np.float64]
+# Bits of the exponent, and of the significand with the leading one.
+_BITS = {
+    ir.DataType.FLOAT16: (5, 11),
+    ir.DataType.BFLOAT16: (8, 8),
+    ir.DataType.FLOAT: (8, 24),
+    ir.DataType.DOUBLE: (11, 53),
+}
+# The types in which norms compute, and of editable weights.
+FLOATS = frozenset(_BITS)
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def digits(dtype: ir.DataType | None) -> int:
+    """Return the binary digits of a significand; 0 for any other type."""
+    return 0 if dtype is None or dtype not in _BITS else _BITS[dtype][1]
+
+
+def smallest_normal(dtype: ir.DataType) -> float:
+    """Return the smallest number that has all digits of a float type."""
+    exponent, _ = _BITS[dtype]
+    return float(2.0 ** (2 - 2 ** (exponent - 1)))
+
+
+def is_narrowing(source: ir.DataType | None, target: ir.DataType | None) -> bool | None:
+    """Whether a Cast between float types may round; None for other casts."""
+    if source not in _BITS or target not in _BITS:
+        return None
+    return any(after < before for before, after in zip(_BITS[source], _BITS[target], strict=True))
+
 
 TensorOf: TypeAlias = Callable[[ir.Value | None], ir.TensorProtocol | None]
 # Errors of onnx's evaluator for operands that an operator does not accept.

@@ -6,7 +6,6 @@ nodes and weights without readers are removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -14,22 +13,8 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph.model_info import ModelInfo, operator
 from onnxfold.graph.traversal import all_graphs, declared_shape, graph_values
 from onnxfold.operators import facets
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.operators.table import row_of
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """New nodes in order, and the value that each of their results replaces."""
-
-    nodes: tuple[ir.Node, ...]
-    stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
-    initializers: tuple[ir.Value, ...] = ()
-
-    @staticmethod
-    def of(new: NewNodes, *stands_for: tuple[ir.Value, ir.Value]) -> "Lowered":
-        """Return a replacement by nodes with all their weights."""
-        return Lowered(tuple(new.nodes), stands_for, tuple(new.weights))
 
 
 def _register(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:

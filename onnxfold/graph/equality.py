@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import Array, Float64
-from onnxfold.graph.constants import attribute_tensor
+from onnxfold.graph.constants import Array, Float64, attribute_tensor
 from onnxfold.model_io.mapped import release
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.constants import ConstantFolder, TensorOf, constant_tensor
+from onnxfold.graph.constants import Array, ConstantFolder, TensorOf, constant_tensor
 from onnxfold.graph.dims import Dim, Shape, in_order
 from onnxfold.graph.traversal import NodeQueue, all_graphs, declared_shape, graph_values
 

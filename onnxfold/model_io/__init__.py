@@ -1,6 +1,6 @@
 """Models on disk: loading, writing and replacing them; all use of paths is in this package."""
 
-from onnxfold.model_io.data_files import check_sharing
+from onnxfold.model_io.data_homes import check_sharing
 from onnxfold.model_io.destination import check_destination, file_to_write
 from onnxfold.model_io.external import check_unchanged, read_ahead
 from onnxfold.model_io.file_tensor import FileTensor
@@ -15,7 +15,7 @@ from onnxfold.model_io.report_files import (
     write_text,
 )
 from onnxfold.model_io.save import check_embeddable, materialise, stage, stage_copy
-from onnxfold.model_io.staged_model import OutputFiles, StagedModel
+from onnxfold.model_io.staging import OutputFiles, StagedModel
 
 __all__ = [
     "HAS_EXTERNAL_DATA",

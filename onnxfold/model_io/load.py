@@ -1,16 +1,19 @@
-"""Read a model from a path or a parsed protobuf, with every large weight left in its file."""
+"""Read a model of any kind that the interface accepts, with every large weight left in its file."""
 
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
-from onnxfold.errors import ModelError
+from onnxfold import model_io
+from onnxfold.errors import ModelError, UsageError
 from onnxfold.model_io import wire
 from onnxfold.model_io.external import attach, model_folders, remember, resolve
 from onnxfold.model_io.messages import first_cause, show
@@ -210,3 +213,43 @@ def _to_ir(
     model = _deserialize(proto, label)
     model.meta[HAS_EXTERNAL_DATA] = attach(model, folders, model_file, label)
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as an onnx_ir model, its origin, and the conversion back."""
+
+    model: ir.Model
+    path: Path | None
+    give_back: Callable[[ir.Model], Any]
+
+
+def open_source(model: Any) -> Source:
+    """Open a path, an onnx.ModelProto, an onnx_ir.Model, or a model of torch.onnx or graphsurgeon.
+
+    Raises ModelError if it cannot be read, UsageError for any other type.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        return Source(model_io.load(path), path, model_io.materialise)
+    if isinstance(model, ir.Model):
+        return Source(model, None, lambda result: result)
+    if isinstance(model, onnx.ModelProto):
+        return Source(model_io.from_proto(model), None, model_io.materialise)
+    kind = type(model)
+    if kind.__name__ == "ONNXProgram" and kind.__module__.startswith("torch.onnx"):
+        program = model.exported_program
+        return Source(model.model, None, lambda result: kind(result, program))
+    if kind.__module__.startswith("onnx_graphsurgeon"):
+        import onnx_graphsurgeon as gs
+
+        proto = gs.export_onnx(model)
+        return Source(
+            model_io.from_proto(proto),
+            None,
+            lambda result: gs.import_onnx(model_io.materialise(result)),
+        )
+    raise UsageError(
+        f"an object of type {kind.__name__} is not a model; pass a path, an onnx.ModelProto, "
+        "an onnx_ir.Model, a torch.onnx.ONNXProgram or an onnx_graphsurgeon.Graph"
+    )

@@ -13,19 +13,18 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.copying import OutputFile, WrittenBytes
-from onnxfold.model_io.data_files import (
+from onnxfold.model_io.data_homes import (
     check_sharing,
+    data_names,
     is_outside,
     link_shared,
     shard_numbers,
     shared,
 )
-from onnxfold.model_io.data_homes import data_names
 from onnxfold.model_io.destination import check_destination, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.report_files import mark_copy
-from onnxfold.model_io.staged_model import DataFiles, StagedModel, why_not_written
-from onnxfold.model_io.staging import StagingFolder
+from onnxfold.model_io.staging import DataFiles, StagedModel, StagingFolder, why_not_written
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 from onnxfold.options import METADATA_KEY
 

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, keeps_dims, operator, whole_axes
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.graph.fiber import Fiber
 from onnxfold.graph.operands import known_producer, producer_of

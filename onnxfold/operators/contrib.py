@@ -25,7 +25,7 @@ _ROWS = (
             data=(0, 1),
             alone=True,
             layer=Layer.MATMUL,
-            kernel="contrib",
+            kernel="normalization",
         ),
     ),
     Operator(
@@ -36,7 +36,7 @@ _ROWS = (
         data=None,
         no_shift="adds up several values, and with them the shift",
         shape=Shapes.SAME,
-        kernel="contrib",
+        kernel="normalization",
     ),
     # Linear in the values, but a bias or a cache is joined to them: nothing is claimed about the
     # numbers.
@@ -64,15 +64,17 @@ _ROWS = (
     Operator("PackedAttention", opaque=_PACKED),
     *each(
         "BiasGelu FastGelu",
-        Operator("", opaque=NOT_LINEAR, adds_first=(0,), shape=Shapes.SAME, kernel="contrib"),
+        Operator("", opaque=NOT_LINEAR, adds_first=(0,), shape=Shapes.SAME, kernel="normalization"),
     ),
     *each(
         "BiasSoftmax Gelu QuickGelu",
-        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="contrib"),
+        Operator("", opaque=NOT_LINEAR, shape=Shapes.SAME, kernel="normalization"),
     ),
-    Operator("BiasSplitGelu", opaque=NOT_LINEAR, kernel="contrib"),
-    Operator("FusedConv", opaque=_ACTIVATES, layer=Layer.CONVOLUTION, bias=2, kernel="contrib"),
-    Operator("FusedGemm", opaque=_ACTIVATES, layer=Layer.GEMM, bias=2, kernel="contrib"),
+    Operator("BiasSplitGelu", opaque=NOT_LINEAR, kernel="normalization"),
+    Operator(
+        "FusedConv", opaque=_ACTIVATES, layer=Layer.CONVOLUTION, bias=2, kernel="normalization"
+    ),
+    Operator("FusedGemm", opaque=_ACTIVATES, layer=Layer.GEMM, bias=2, kernel="normalization"),
     *each("FusedMatMulActivation GemmFastGelu", Operator("", opaque=_ACTIVATES)),
     Operator(
         "RotaryEmbedding",
@@ -85,18 +87,19 @@ _ROWS = (
     Operator("GemmaRotaryEmbedding", opaque=ROTATES),
     # Norms: onnxfold/recognition/ knows their effect on a mean.
     *each(
-        "GroupNorm SimplifiedLayerNormalization", Operator("", shape=Shapes.SAME, kernel="contrib")
+        "GroupNorm SimplifiedLayerNormalization",
+        Operator("", shape=Shapes.SAME, kernel="normalization"),
     ),
     Operator("LayerNormalization", shape=Shapes.SAME),
     *each(
         "SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization",
-        Operator("", kernel="contrib"),
+        Operator("", kernel="normalization"),
     ),
     Operator(
         "EmbedLayerNormalization",
         tables=((0, 2), (1, 4), (8, 3)),
         masks=(7,),
-        kernel="contrib",
+        kernel="normalization",
     ),
     Operator("BiasDropout", shape=Shapes.SAME),
     *each(

@@ -1,6 +1,7 @@
-"""New nodes, each reading others' results, and the weights that they read."""
+"""New nodes, each reading others' results, the weights that they read, and what they replace."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -71,3 +72,17 @@ def weight_value(name: str, array: npt.NDArray[np.generic]) -> ir.Value:
         type=ir.TensorType(tensor.dtype),
         const_value=tensor,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """New nodes in order, and the value that each of their results replaces."""
+
+    nodes: tuple[ir.Node, ...]
+    stands_for: tuple[tuple[ir.Value, ir.Value], ...]  # (old, new)
+    initializers: tuple[ir.Value, ...] = ()
+
+    @staticmethod
+    def of(new: NewNodes, *stands_for: tuple[ir.Value, ir.Value]) -> "Lowered":
+        """Return a replacement by nodes with all their weights."""
+        return Lowered(tuple(new.nodes), stands_for, tuple(new.weights))

@@ -20,7 +20,7 @@ _NONLINEAR = Operator("", opaque=NOT_LINEAR)
 _HOMOGENEOUS = replace(_NONLINEAR, elements=Elements.HOMOGENEOUS)
 _REDUCED = replace(_NONLINEAR, shape=Shapes.REDUCED, kernel="reduction")
 _ELEMENTWISE = replace(_NONLINEAR, shape=Shapes.SAME, kernel="elementwise")
-_ACTIVATION = replace(_NONLINEAR, shape=Shapes.SAME, kernel="activation")
+_ACTIVATION = replace(_NONLINEAR, shape=Shapes.SAME, kernel="elementwise")
 _TRUE_OR_FALSE = Operator("", decides=True, shape=Shapes.BROADCAST, kernel="elementwise")
 
 _REDUCTIONS = (
@@ -29,7 +29,7 @@ _REDUCTIONS = (
     replace(_REDUCED, op_type="ReduceProd", foldable=True),
     *each("ReduceLogSum ReduceLogSumExp ReduceSumSquare", _REDUCED),
     *each("ArgMax ArgMin TopK", replace(_NONLINEAR, kernel="reduction")),
-    *each("GlobalLpPool GlobalMaxPool LpPool MaxPool", replace(_HOMOGENEOUS, kernel="pooling")),
+    *each("GlobalLpPool GlobalMaxPool LpPool MaxPool", replace(_HOMOGENEOUS, kernel="convolution")),
 )
 
 _FUNCTIONS = (
@@ -53,7 +53,7 @@ _FUNCTIONS = (
         _ACTIVATION,
     ),
     *each("LeakyRelu Relu", replace(_ACTIVATION, elements=Elements.HOMOGENEOUS)),
-    replace(_HOMOGENEOUS, op_type="PRelu", shape=Shapes.BROADCAST, kernel="activation"),
+    replace(_HOMOGENEOUS, op_type="PRelu", shape=Shapes.BROADCAST, kernel="elementwise"),
     replace(_ACTIVATION, op_type="LpNormalization", kernel="normalization"),
     # Norms and the like: onnxfold/recognition/ knows their effect on a mean.
     *each(
@@ -80,7 +80,7 @@ _LOGIC = (
 
 _OTHERS = (
     *each("ConvInteger", Operator("", opaque=QUANTISED, kernel="convolution")),
-    Operator("MatMulInteger", opaque=QUANTISED, kernel="linear"),
+    Operator("MatMulInteger", opaque=QUANTISED, kernel="reduction"),
     *each(
         "DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul QuantizeLinear",
         Operator("", opaque=QUANTISED, kernel="quantization"),
@@ -98,9 +98,9 @@ _OTHERS = (
         "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
         Operator("", random=True, kernel="random"),
     ),
-    Operator("Range", foldable=True, kernel="tensors"),
-    *each("Constant EyeLike NonZero", Operator("", kernel="tensors")),
-    *each("OneHot Scatter", Operator("", kernel="indexing")),
+    Operator("Range", foldable=True, kernel="layout"),
+    *each("Constant EyeLike NonZero", Operator("", kernel="layout")),
+    *each("OneHot Scatter", Operator("", kernel="layout")),
     *each(
         "GRU LSTM RNN",
         Operator("", opaque=_RECURS, layer=Layer.RECURRENT, bias=3, kernel="recurrent"),

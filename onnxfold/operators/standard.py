@@ -76,7 +76,7 @@ _ELEMENTWISE = (
             shape=Shapes.SAME,
             foldable=True,
             rounded=True,
-            kernel="tensors",
+            kernel="layout",
         ),
     ),
     Operator(
@@ -192,14 +192,14 @@ _LAYOUT = (
         elements=Elements.COPIES,
         foldable=True,
         tables=((1, 0),),
-        kernel="indexing",
+        kernel="layout",
     ),
     Operator(
         "GatherND",
         family=Family.GATHER_ND,
         law="P gather(x, i) = gather(P x, i) behind the indexed axes",
         elements=Elements.COPIES,
-        kernel="indexing",
+        kernel="layout",
     ),
     *each(
         "ScatterElements ScatterND",
@@ -213,10 +213,10 @@ _LAYOUT = (
                 Unless(Condition.REDUCES_OTHERWISE, Elements.OPAQUE, "does not replace or add"),
             ),
             data=(0, 2),
-            kernel="indexing",
+            kernel="layout",
         ),
     ),
-    Operator("GatherElements", elements=Elements.COPIES, tables=((1, 0),), kernel="indexing"),
+    Operator("GatherElements", elements=Elements.COPIES, tables=((1, 0),), kernel="layout"),
     Operator(
         "Concat",
         family=Family.CONCAT,
@@ -239,7 +239,7 @@ _LAYOUT = (
         family=Family.FILLED,
         law="P 0 = 0",
         foldable=True,
-        kernel="tensors",
+        kernel="layout",
     ),
     Operator(
         "Pad",
@@ -262,7 +262,7 @@ _LAYOUT = (
     Operator("ReverseSequence", elements=Elements.PERMUTES, shape=Shapes.SAME, kernel="delegated"),
     Operator("Trilu", elements=Elements.LINEAR, shape=Shapes.SAME, kernel="layout"),
     Operator("Compress", elements=Elements.COPIES, kernel="delegated"),
-    Operator("Upsample", elements=Elements.AVERAGES, kernel="resize"),
+    Operator("Upsample", elements=Elements.AVERAGES, kernel="sampling"),
 )
 
 _PRODUCT = Operator("", elements=Elements.LINEAR, data=(0, 1), alone=True)
@@ -274,7 +274,7 @@ _LINEAR = (
         family=Family.MATMUL,
         law="P(A B) = A (P B) on columns, (P A) B on rows",
         layer=Layer.MATMUL,
-        kernel="linear",
+        kernel="reduction",
     ),
     replace(
         _PRODUCT,
@@ -283,7 +283,7 @@ _LINEAR = (
         law="P(alpha A' B' + beta C) = alpha A' (P B') + beta P C on columns",
         layer=Layer.GEMM,
         bias=2,
-        kernel="linear",
+        kernel="reduction",
     ),
     replace(
         _PRODUCT,
@@ -320,7 +320,7 @@ _LINEAR = (
         data=None,
         alone=True,
         layer=Layer.EINSUM,
-        kernel="linear",
+        kernel="reduction",
     ),
     # Linear in the values, but a cache is joined to them: nothing is claimed about the numbers.
     Operator(
@@ -363,14 +363,14 @@ _REDUCTIONS = (
                 "may average over zeros at its borders",
             ),
         ),
-        kernel="pooling",
+        kernel="convolution",
     ),
     Operator(
         "GlobalAveragePool",
         family=Family.SPATIAL_AVERAGE,
         law="P avg(x) = avg(P x) on samples and channels",
         elements=Elements.AVERAGES,
-        kernel="pooling",
+        kernel="convolution",
     ),
     Operator(
         "Resize",
@@ -378,11 +378,11 @@ _REDUCTIONS = (
         law="P resize(x) = resize(P x) off the fiber",
         elements=Elements.AVERAGES,
         unless=(Unless(Condition.EXTRAPOLATES, Elements.OPAQUE, "extrapolates"),),
-        kernel="resize",
+        kernel="sampling",
     ),
     *each(
         "Shape Size",
-        Operator("", family=Family.SHAPE, law="reads no element", foldable=True, kernel="tensors"),
+        Operator("", family=Family.SHAPE, law="reads no element", foldable=True, kernel="layout"),
     ),
     *each(
         "Softmax LogSoftmax",
@@ -391,7 +391,7 @@ _REDUCTIONS = (
             family=Family.SHIFT_INVARIANT,
             law="f(x + s) = f(x), s constant along it",
             shape=Shapes.SAME,
-            kernel="activation",
+            kernel="elementwise",
         ),
     ),
 )

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
 from onnxfold.options import Options

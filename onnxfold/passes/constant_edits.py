@@ -5,8 +5,8 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.graph.operands import known_producer, known_tensor, operand
 from onnxfold.graph.traversal import declared_shape

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.graph.edit import Editor, set_input
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.constants import Float64, constant_tensor
 from onnxfold.passes.places import Place
 from onnxfold.weights.affine_parts import column_maxima, column_range
 from onnxfold.weights.edited import evaluated

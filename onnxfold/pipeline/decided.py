@@ -12,8 +12,7 @@ from onnxfold.passes.base import NormsPlan, ProofOutcome
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
-from onnxfold.passes.findings import DescribedNorms, Description, Findings, Sums
-from onnxfold.passes.paper_counts import PaperCounts
+from onnxfold.passes.findings import DescribedNorms, Description, Findings, PaperCounts, Sums
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan

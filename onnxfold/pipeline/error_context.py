@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold import model_io
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph.constants import whole_node
-from onnxfold.model_io.sources import Source
+from onnxfold.model_io.load import Source
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.shapes.equivalents import shape_equivalent
 from onnxfold.shapes.inference import skeleton

@@ -46,13 +46,12 @@ from onnxfold.passes.deferral.undefer import decide as decide_reinstating
 from onnxfold.passes.dropping import apply as apply_dropping
 from onnxfold.passes.dropping import decide as decide_dropping
 from onnxfold.passes.dropping import prove as prove_dropping
-from onnxfold.passes.findings import Findings, Sums, describe
+from onnxfold.passes.findings import Findings, Sums, describe, paper_counts
 from onnxfold.passes.lower.decide import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.decide import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
-from onnxfold.passes.lower.node_notes import name_sources
-from onnxfold.passes.paper_counts import paper_counts
+from onnxfold.passes.lower.opset import name_sources
 from onnxfold.passes.prepare.working_copy import Prepared, as_given, prepare
 from onnxfold.passes.scales.decide import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales

@@ -26,22 +26,22 @@ from onnxfold.errors import (
     WeightOverflowError,
 )
 from onnxfold.graph import ModelInfo
-from onnxfold.model_io.sources import Source, open_source
+from onnxfold.model_io.load import Source, open_source
 from onnxfold.options import Folding, FuseAffine, Options
 from onnxfold.passes.base import BARE_MEANS, DEFERRED_MEANS, Settings, exclusion
 from onnxfold.passes.centring.apply import overflowing_weights
 from onnxfold.passes.findings import Findings
-from onnxfold.passes.lower.node_notes import strip_notes
+from onnxfold.passes.lower.opset import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
 from onnxfold.passes.prepare.working_copy import Prepared, as_given, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
-from onnxfold.pipeline.notes import advice, notes
 from onnxfold.pipeline.preparation import prepared_for
-from onnxfold.pipeline.publishing import check, count, write
+from onnxfold.pipeline.publishing import advice, check, count, notes, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
+from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection
 from onnxfold.report.stored_twice import stored_twice
@@ -263,11 +263,22 @@ def _demand(findings: Findings) -> None:
     rotated = findings.rotated_streams
     if rotated is not None and rotated.refusals and rotated.empty:
         norm, why = rotated.refusals[0]
-        raise ModelError(f"the stream before '{norm}' cannot be rotated: {why.sentence}")
+        kept = _kept_affine(findings, why)
+        raise ModelError(f"the stream before '{norm}' cannot be rotated: {why.sentence}{kept}")
     scaled = findings.scaled_streams
     if scaled is not None and scaled.refusals and scaled.empty and not scaled.in_range:
         norm, why = scaled.refusals[0]
         raise ModelError(f"the stream before '{norm}' cannot be scaled: {why.sentence}")
+
+
+def _kept_affine(findings: Findings, why: Refusal) -> str:
+    """Return why the norms that a refusal blames for their gamma or beta keep it, or nothing."""
+    if why.code is not RefusalCode.AFFINE_NORM_OUTPUT:
+        return ""
+    rows = findings.description.norms
+    named = (row["output"] for row in rows if row["name"] in why.nodes)
+    found = (findings.affine_refusals.get(output) for output in named)
+    return "".join(f": {each.sentence}" for each in found if each is not None)
 
 
 def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attempt) -> Result:

@@ -11,8 +11,8 @@ from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import ModelInfo, Shape, constant_tensor
 from onnxfold.graph.equality import same_numbers
 from onnxfold.graph.traversal import bodies
+from onnxfold.proof.candidates import Correspondence
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
-from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region

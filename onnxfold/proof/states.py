@@ -1,11 +1,17 @@
-"""States of loops that every step hands on: all of them are the value that the loop begins with.
+"""What is the same in two models by its form: nodes of one meaning, inputs, states of loops.
 
-A model may have such weights as states, or read them from outside its loops.
+A state that every step of a loop hands on is the value that the loop begins with: a model may have
+such weights as states, or read them from outside its loops.
 """
 
+from collections.abc import Iterator
+from itertools import zip_longest
+
+import onnx
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph.equality import same_attributes, same_default
 
 # Of the first state, among the inputs of the node and of its body; among the outputs of the body.
 _FIRST = {"Loop": (2, 1), "Scan": (0, 0)}
@@ -68,3 +74,58 @@ def _is_handed_on(before: ir.Value, after: ir.Value) -> bool:
         node = value.producer()
         value = node.inputs[0] if node is not None and operator(node) == "Identity" else None
     return value is before
+
+
+class Twins:
+    """Nodes of two models that compute the same of equal operands."""
+
+    def __init__(self, before: ModelInfo, after: ModelInfo):
+        self.old, self.new = ConstantStates(before), ConstantStates(after)
+        self._before, self._after = before, after
+        self._same_bodies: dict[tuple[ir.OperatorIdentifier, ir.OperatorIdentifier], bool] = {}
+
+    def are(self, u: ir.Value, v: ir.Value) -> bool:
+        """Whether two values are the same result of nodes of one meaning."""
+        twin, node = u.producer(), v.producer()
+        if twin is None or node is None or self.old.place(u, twin) != self.new.place(v, node):
+            return False
+        called = twin.op_identifier(), node.op_identifier()
+        same = called[0][:2] == called[1][:2] and same_attributes(twin, node)
+        return same and self._have_same_body(*called)
+
+    def operands(
+        self, twin: ir.Node, node: ir.Node
+    ) -> Iterator[tuple[ir.Value | None, ir.Value | None]]:
+        """Yield the operands of both, place by place; None is missing."""
+        return zip_longest(self.old.inputs(twin), self.new.inputs(node))
+
+    def _have_same_body(self, old: ir.OperatorIdentifier, new: ir.OperatorIdentifier) -> bool:
+        """Whether calls have one meaning: operators of one name, or functions of one body."""
+        if (old, new) not in self._same_bodies:
+            called = self._before.model.functions.get(old), self._after.model.functions.get(new)
+            texts = [None if body is None else _text(body) for body in called]
+            self._same_bodies[old, new] = texts[0] == texts[1]
+        return self._same_bodies[old, new]
+
+    def other_inputs(self) -> Iterator[str]:
+        """Say which inputs differ: of the model, with their types and defaults, and of bodies."""
+        both = zip(self._before.graphs, self._after.graphs, strict=False)
+        for number, (old, new) in enumerate(both):
+            first, second = self.old.inputs(old), self.new.inputs(new)
+            if [value and value.name for value in first] != [v and v.name for v in second]:
+                what = f"the body '{new.name}'" if number else "the model"
+                yield f"the inputs of {what} differ from before"
+        for a, b in zip(
+            self._before.model.graph.inputs, self._after.model.graph.inputs, strict=False
+        ):
+            if None not in (a.dtype, b.dtype) and a.dtype is not b.dtype:
+                yield f"input '{b.name}' has another type than before"
+            if not same_default(a, b):
+                yield f"input '{b.name}' has another default than before"
+
+
+def _text(body: ir.Function) -> onnx.FunctionProto:
+    """Return a function without the name that tells it from others of the same name."""
+    proto = ir.to_proto(body)
+    proto.overload = ""
+    return proto

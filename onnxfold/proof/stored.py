@@ -5,16 +5,18 @@ are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, whole_axes
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.graph.equality import paired_rows, stored_rows
-from onnxfold.proof.certificate import Certificate
+from onnxfold.graph.operands import operands
+from onnxfold.graph.traversal import reached
+from onnxfold.proof.certificate import Certificate, ScaledWeight
 from onnxfold.proof.relation import Cut, Float64, Relation, Turn, shortened
 from onnxfold.proof.sizes import Drawn
 from onnxfold.weights.edited import EditedTensor, float64_chunks, unrounded
@@ -283,3 +285,46 @@ class TurnedWeights:
         if id(matrix) not in self._orthogonal:
             self._orthogonal[id(matrix)] = error_of_orthogonality(matrix) <= _ORTHOGONAL
         return self._orthogonal[id(matrix)]
+
+
+class ScaledWeights:
+    """Claims that weights were multiplied by factors, and the factors to be compared.
+
+    ``original`` returns the counterpart of a value of the rewritten model, or None.
+    """
+
+    def __init__(
+        self,
+        before: ModelInfo,
+        certificate: Certificate,
+        original: Callable[[ir.Value], ir.Value | None],
+    ):
+        self._before, self._original = before, original
+        self._claimed: dict[str, list[ScaledWeight]] = defaultdict(list)
+        for claim in certificate.scaled:
+            self._claimed[claim.weight].append(claim)
+
+    def factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
+        """Yield the factors that a weight may have been multiplied by, for one reader or for all.
+
+        The reader of v comes first, because zeros equal any of these products.
+        """
+        claims = self._claimed.get(ref, [])
+        readers = list(dict.fromkeys(claim.reader for claim in claims))
+        if len(readers) > 1:
+            own = self._nearest(v, readers)
+            readers.sort(key=lambda reader: reader != own)
+        for chosen in [
+            [claim for claim in claims if claim.reader == reader] for reader in readers
+        ] + ([claims] if len(readers) > 1 else []):
+            factor = np.ones((1,) * len(shape))
+            for claim in chosen:
+                factor = factor * claim.channels.spread(claim.vector, shape)
+            yield factor
+
+    def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
+        """Return the reader in the original whose results correspond to those computed from v."""
+        results = (output for node in v.consumers() for output in node.outputs)
+        originals = (self._original(output) for output in results)
+        before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
+        return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)

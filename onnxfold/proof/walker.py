@@ -9,29 +9,27 @@ Every output of every graph must be equal in the end.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
-from itertools import zip_longest
+from collections.abc import Collection
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.graph.equality import same_attributes, same_default, same_tensor
+from onnxfold.graph.equality import same_tensor
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies, reached
-from onnxfold.proof.candidates import Candidates
-from onnxfold.proof.certificate import Certificate, Proof, ScaledWeight
+from onnxfold.proof.candidates import Candidates, Correspondence
+from onnxfold.proof.certificate import Certificate, Proof
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.correspondence import Correspondence
 from onnxfold.proof.coverage import READ_NO_NUMBERS
 from onnxfold.proof.linear_layers import Absorber
 from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
-from onnxfold.proof.relation import ANY, EQUAL, Float64, Relation
-from onnxfold.proof.states import ConstantStates
+from onnxfold.proof.relation import ANY, EQUAL, Relation
+from onnxfold.proof.states import Twins
 from onnxfold.proof.stored import (
+    ScaledWeights,
     TurnedWeights,
     compared,
     fits,
@@ -54,7 +52,6 @@ _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation at any distance
 def walked(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
     """Return the outcome of the walk over two prepared models in which names were kept."""
     walker = _Walker(before, after, certificate)
-    walker.compare_inputs()
     walker.walk()
     walker.look_at_roundings()
     walker.compare_outputs()
@@ -72,9 +69,7 @@ class _Walker:
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
         for ref, fiber in certificate.centred:
             self._fibers[ref].append(fiber)
-        self._scaled: dict[str, list[ScaledWeight]] = defaultdict(list)
-        for claim in certificate.scaled:
-            self._scaled[claim.weight].append(claim)
+        self._scaled = ScaledWeights(before, certificate, original)
         self._turned = TurnedWeights(certificate)
         self._widening = Widening(
             after, lambda value: self._near.alone(value, 1, actual=Numbers.MATRICES)
@@ -87,12 +82,11 @@ class _Walker:
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
-        self._old_states, self._new_states = ConstantStates(before), ConstantStates(after)
-        self._same_bodies: dict[tuple[ir.OperatorIdentifier, ir.OperatorIdentifier], bool] = {}
+        self._twins = Twins(before, after)
         # Two spellings of one function are equal for any weights, as a rule.
         spelled = certificate == Certificate()
         self._numbers = tuple(Numbers) if spelled else tuple(Numbers)[1:-1]
-        self._failures: list[str] = []
+        self._failures = list(self._twins.other_inputs())
         self._unknown: dict[ir.Value, None] = {}
 
     def proof(self) -> Proof:
@@ -126,23 +120,6 @@ class _Walker:
     def _is_equal(self, value: ir.Value) -> bool:
         u = self._match.originals.get(value)
         return u is not None and self._related.get((u, value), ANY).equal
-
-    def compare_inputs(self) -> None:
-        """Check that the graph accepts the same inputs, with the same defaults."""
-        old, new = (view.model.graph.inputs for view in (self._before, self._after))
-        if [value.name for value in old] != [value.name for value in new]:
-            self._failures.append("the inputs of the model differ from before")
-        for a, b in zip(old, new, strict=False):
-            if not same_default(a, b):
-                self._failures.append(f"input '{b.name}' has another default than before")
-
-        for a, b in zip(self._before.graphs[1:], self._after.graphs[1:], strict=False):
-            named = [
-                [None if value is None else value.name for value in states.inputs(body)]
-                for states, body in ((self._old_states, a), (self._new_states, b))
-            ]
-            if named[0] != named[1]:
-                self._failures.append(f"graph '{b.name}' has other inputs than before")
 
     def walk(self) -> None:
         """Relate every value that is needed, in order."""
@@ -202,12 +179,14 @@ class _Walker:
         if len(self._before.graphs) != len(self._after.graphs):
             self._failures.append("the bodies of the model differ from before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
-            us, vs = self._old_states.outputs(old), self._new_states.outputs(new)
+            us, vs = self._twins.old.outputs(old), self._twins.new.outputs(new)
             if [v.name for v in us] != [v.name for v in vs] and (
                 new is self._after.model.graph or len(us) != len(vs)
             ):
                 self._failures.append(f"graph '{new.name}' has other outputs than before")
             for u, v in zip(us, vs, strict=False):
+                if None not in (u.dtype, v.dtype) and u.dtype is not v.dtype:
+                    self._failures.append(f"output '{v.name}' has another type than before")
                 if not self.relation(u, v).equal:
                     self._failures.append(f"output '{v.name}' could not be proved equal: {origin}")
 
@@ -228,7 +207,7 @@ class _Walker:
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of two values, derived from the values upstream."""
-        u, v = self._old_states.begins(u), self._new_states.begins(v)
+        u, v = self._twins.old.begins(u), self._twins.new.begins(v)
         if u is None or v is None:
             return EQUAL if u is v else ANY
         if (u, v) not in self._related:
@@ -250,9 +229,8 @@ class _Walker:
             same = twin is None and old is None and new is None
             if same and self._before.ref(u) == self._after.ref(v):
                 return EQUAL
-        elif twin is not None and self._is_twin(node, twin) and self._have_one_place(u, v):
-            both = zip_longest(self._old_states.inputs(twin), self._new_states.inputs(node))
-            found = [self._operands(a, b) for a, b in both]  # regions start there
+        elif twin is not None and self._twins.are(u, v):
+            found = [self._operands(a, b) for a, b in self._twins.operands(twin, node)]
             if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
@@ -266,29 +244,11 @@ class _Walker:
         # Whatever any two values satisfy would keep wider regions from what is upstream of them.
         return ANY if shown.vacuous else shown
 
-    def _have_one_place(self, u: ir.Value, v: ir.Value) -> bool:
-        twin, node = u.producer(), v.producer()
-        places = self._old_states.place(u, twin), self._new_states.place(v, node)
-        return places[0] == places[1]
-
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of operands in one place, or ANY if v replaces another value."""
-        u = self._old_states.begins(u)
+        u = self._twins.old.begins(u)
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
-
-    def _is_twin(self, node: ir.Node, twin: ir.Node) -> bool:
-        called = twin.op_identifier(), node.op_identifier()
-        same = called[0][:2] == called[1][:2] and same_attributes(twin, node)
-        return same and self._have_same_body(*called)
-
-    def _have_same_body(self, old: ir.OperatorIdentifier, new: ir.OperatorIdentifier) -> bool:
-        """Whether calls have one meaning: operators of one name, or functions of one body."""
-        if (old, new) not in self._same_bodies:
-            bodies = self._before.model.functions.get(old), self._after.model.functions.get(new)
-            texts = [None if body is None else _text(body) for body in bodies]
-            self._same_bodies[old, new] = texts[0] == texts[1]
-        return self._same_bodies[old, new]
 
     def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
         layers = self._absorber.layers_of(u, v)
@@ -302,7 +262,7 @@ class _Walker:
     def _constants(
         self, u: ir.Value, v: ir.Value, old: ir.TensorProtocol, new: ir.TensorProtocol
     ) -> Relation:
-        factors = list(self._factors(self._before.ref(u), v, tuple(old.shape.numpy())))
+        factors = list(self._scaled.factors(self._before.ref(u), v, tuple(old.shape.numpy())))
         turned = self._turned.relation(self._before.ref(u), old, new)  # zeros are turned zeros too
         if turned is not None:
             self._changed[v] = "rotated"
@@ -326,31 +286,6 @@ class _Walker:
                 self._changed[v] = "scaled"
                 return Relation(factor, np.zeros((1,) * factor.ndim), reverse=True)
         return ANY
-
-    def _factors(self, ref: str, v: ir.Value, shape: tuple[int, ...]) -> Iterator[Float64]:
-        """Yield the factors that a weight may have been multiplied by, for one reader or for all.
-
-        The reader of v comes first, because zeros equal any of these products.
-        """
-        claims = self._scaled.get(ref, [])
-        readers = list(dict.fromkeys(claim.reader for claim in claims))
-        if len(readers) > 1:
-            own = self._nearest(v, readers)
-            readers.sort(key=lambda reader: reader != own)
-        for chosen in [
-            [claim for claim in claims if claim.reader == reader] for reader in readers
-        ] + ([claims] if len(readers) > 1 else []):
-            factor = np.ones((1,) * len(shape))
-            for claim in chosen:
-                factor = factor * claim.channels.spread(claim.vector, shape)
-            yield factor
-
-    def _nearest(self, v: ir.Value, readers: Collection[str]) -> str | None:
-        """Return the reader in the original whose results correspond to those computed from v."""
-        results = (output for node in v.consumers() for output in node.outputs)
-        originals = (self._match.originals.get(output) for output in results)
-        before = reached((u for u in originals if u is not None), lambda u: operands(u.producer()))
-        return next((ref for u in before if (ref := self._before.ref(u)) in readers), None)
 
     def _tested(self, u: ir.Value, v: ir.Value) -> Relation | None:
         """Return the relation that a region near the pair proves; equality has priority."""
@@ -452,10 +387,3 @@ class _Walker:
                 if found is not None:
                     return found, centred
         return weaker, region
-
-
-def _text(body: ir.Function) -> onnx.FunctionProto:
-    """Return a function without the name that tells it from others of the same name."""
-    proto = ir.to_proto(body)
-    proto.overload = ""
-    return proto

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import digits
+from onnxfold.graph.constants import digits
 from onnxfold.proof.cone import Unprovable
 from onnxfold.proof.draws import ERRORS
 from onnxfold.proof.leaf import MAY_BE_FLOATS

@@ -8,8 +8,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.graph.array_types import Float64
-from onnxfold.graph.constants import default_tensor
+from onnxfold.graph.constants import Float64, default_tensor
 from onnxfold.norms.second_moments import MomentAxes, Statistic
 from onnxfold.norms.site import NormForm, NormKind, NormSite
 from onnxfold.operators import facets

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label, operator
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.operands import is_read_once, only_reader, producer_of
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring
 from onnxfold.norms.second_moments import MOMENTS, Moments

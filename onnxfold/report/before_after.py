@@ -18,7 +18,7 @@ from onnxfold.norms.completed import reported_kind
 from onnxfold.operators.functions import DOMAIN, LAST_AXIS_ONLY, SIGNATURES
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
-from onnxfold.report.nodes import type_and_shape
+from onnxfold.report.inspection import type_and_shape
 
 KIND_NAMES = {
     "layer_norm": "LayerNorm",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from onnxfold.check.result import FAR
-from onnxfold.report import sentences
+from onnxfold.report.sentences import counted
 
 
 def unmatched(exclude: str, norms: Iterable[str]) -> Iterator[str]:
@@ -25,7 +25,7 @@ def of_norms(document: Mapping[str, Any]) -> Iterator[str]:
 def of_plan(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield costs of the result of a run, and what was left out of it."""
     if report["inspect"].get("range_warnings"):
-        yield sentences.widest(report["inspect"]["range_warnings"])
+        yield widest(report["inspect"]["range_warnings"])
     for left in report.get("left_out", ()):
         moves = [{"name": name} for name in left.get("moves", ())]
         where = f" for {named(moves)}" if moves else ""
@@ -61,10 +61,47 @@ def of_result(report: Mapping[str, Any]) -> list[str]:
 
 def named(rows: Sequence[Mapping[str, Any]]) -> str:
     """Name the first of some outputs, and count the others."""
-    others = f" and {sentences.counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
+    others = f" and {counted(len(rows) - 1, 'other output')}" if len(rows) > 1 else ""
     return f"'{rows[0]['name']}'{others}"
 
 
 def digits(number: float | None, count: int) -> str:
     """Return a number of the JSON document, in which infinities and NaN are null."""
     return "not finite" if number is None else f"{number:.{count}g}"
+
+
+def widest(warnings: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line for all weights whose range grows: the count, and the worst."""
+    worst = max(warnings, key=lambda warning: warning["widening"])
+    others = f", the most of {counted(len(warnings), 'weight')}" if len(warnings) > 1 else ""
+    return (
+        f"warning: {worst['cause']} widens the range of '{worst['weight']}' "
+        f"{worst['widening']:.3g} times{others}, which may exceed the range of float16 and costs "
+        "int8 precision; --exclude leaves it"
+    )
+
+
+def inexact(document: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines on small means that were dropped."""
+    if document is None:
+        return []
+    norms: Sequence[Mapping[str, Any]] = document["norms"]
+    dropped = [norm for norm in norms if norm["reason"] is None]
+    checked = document["verification"]
+    errors = [o["worst"].get("relative") for o in checked["outputs"]]
+    worst = max((error for error in errors if error is not None), default=0.0)
+    lines = [
+        f"inexact: {len(dropped)} of {counted(len(norms), 'LayerNorm')} that stayed are RMSNorms "
+        f"now, whose means are at most {document['drop_means']:g} of the length; outputs err by "
+        f"{worst:.2g} at most, {checked['budget']['relative']:g} is allowed ({checked['data']})"
+    ]
+    for norm in norms:
+        if norm["of_length"] is None:
+            lines.append(f"{norm['name']}: {norm['reason']}")
+            continue
+        what = "dropped" if norm["reason"] is None else f"stays: {norm['reason']}"
+        lines.append(
+            f"{norm['name']}: mean up to {norm['of_length']:.2g} of the length, error "
+            f"{norm['error']:.2g}; {what}"
+        )
+    return lines

@@ -1,12 +1,19 @@
-"""The result of ``inspect``: a document for machines that prints as a table of plain text."""
+"""Results of ``inspect`` and ``diff``: documents that print as tables, node by node on request."""
 
 import io
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, TypeVar
 
+import onnx_ir as ir
+
 from onnxfold.errors import printable
+from onnxfold.graph import operator
+from onnxfold.graph.equality import pairs, same_attributes, same_tensor
+from onnxfold.graph.traversal import all_graphs, all_nodes, declared_shape
 from onnxfold.report import sentences
 from onnxfold.wording import worded
 
@@ -63,3 +70,112 @@ class Inspection(dict[str, Any]):
         told = norm_lines(document) if document["norms"] else [sentences.NOTHING]
         lines = "".join(f"<p>{escape(worded(line))}</p>" for line in told)
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{lines}"
+
+
+_Part = TypeVar("_Part", ir.Node, ir.Value)
+_Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A node or weight that is ``removed``, ``added`` or ``changed``, and the difference."""
+
+    change: str
+    kind: str  # the operator, or "weight"
+    name: str
+    what: tuple[str, ...]
+
+
+def node_rows(model: ir.Model) -> list[dict[str, Any]]:
+    """Return every node, in bodies too: its operator, name, inputs and outputs."""
+    rows = [_described(node) for node in all_nodes(model)]
+    return [{"operator": kind, "name": name, "what": what} for kind, name, what in rows]
+
+
+def node_changes(before: ir.Model, after: ir.Model) -> list[dict[str, Any]]:
+    """Return the nodes and weights that differ, removed ones first, in the order of the models.
+
+    Nodes are matched by the name of their first output, weights by their name, in bodies too.
+    """
+    changes = [
+        *_compared(_nodes(before), _nodes(after), _described, _node_difference),
+        *_compared(_weights(before), _weights(after), _named_weight, _weight_difference),
+    ]
+    order = ("removed", "added", "changed")
+    return [asdict(change) for change in sorted(changes, key=lambda c: order.index(c.change))]
+
+
+def type_and_shape(value: ir.Value) -> str:
+    """Return a type with shape such as ``float [batch, 3]``; a question mark is an unknown size."""
+    dtype = "?" if value.dtype is None else value.dtype.name.lower()
+    shape = declared_shape(value)
+    sizes = "?" if shape is None else ", ".join("?" if d is None else str(d) for d in shape)
+    return f"{dtype} [{sizes}]"
+
+
+def _compared(
+    before: Mapping[_Key, _Part],
+    after: Mapping[_Key, _Part],
+    described: Callable[[_Part], tuple[str, str, str]],
+    difference: Callable[[_Part, _Part], Iterable[str]],
+) -> Iterator[_Change]:
+    for change, here, there in (("removed", before, after), ("added", after, before)):
+        for key in (key for key in here if key not in there):
+            kind, name, what = described(here[key])
+            yield _Change(change, kind, name, (what,))
+    for key in before:
+        differs = tuple(difference(before[key], after[key])) if key in after else ()
+        if differs:
+            kind, name, _ = described(after[key])
+            yield _Change("changed", kind, name, differs)
+
+
+def _nodes(model: ir.Model) -> dict[_Key, ir.Node]:
+    nodes = list(all_nodes(model))
+    names = (next((o.name for o in node.outputs if o.name), node.name) for node in nodes)
+    return dict(zip(_counted(names), nodes, strict=True))
+
+
+def _weights(model: ir.Model) -> dict[_Key, ir.Value]:
+    values = [value for graph in all_graphs(model) for value in graph.initializers.values()]
+    return dict(zip(_counted(value.name for value in values), values, strict=True))
+
+
+def _counted(names: Iterable[str | None]) -> Iterator[_Key]:
+    """Number names that occur in several bodies."""
+    seen: Counter[str] = Counter()
+    for name in names:
+        yield name or "", seen[name or ""]
+        seen[name or ""] += 1
+
+
+def _described(node: ir.Node) -> tuple[str, str, str]:
+    outputs = ", ".join(f"{value.name} {type_and_shape(value)}" for value in node.outputs)
+    return operator(node), node.name or "", f"{_inputs(node)} -> {outputs}"
+
+
+def _inputs(node: ir.Node) -> str:
+    return ", ".join("-" if value is None else value.name or "" for value in node.inputs)
+
+
+def _named_weight(value: ir.Value) -> tuple[str, str, str]:
+    return "weight", value.name or "", type_and_shape(value)
+
+
+def _node_difference(node: ir.Node, twin: ir.Node) -> Iterator[str]:
+    if operator(node) != operator(twin):
+        yield f"{operator(node)} -> {operator(twin)}"
+    elif not same_attributes(node, twin):
+        yield "other attributes"
+    for first, second in pairs(node, twin):
+        names = ["-" if value is None else value.name for value in (first, second)]
+        if names[0] != names[1]:
+            yield f"input {names[0]} -> {names[1]}"
+
+
+def _weight_difference(value: ir.Value, twin: ir.Value) -> Iterator[str]:
+    first, second = value.const_value, twin.const_value
+    if first is None or second is None or same_tensor(first, second):
+        return
+    types = [type_and_shape(one) for one in (value, twin)]
+    yield "other numbers" if types[0] == types[1] else f"{types[0]} -> {types[1]}"

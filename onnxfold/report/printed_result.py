@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxfold.model_io import shown_path
-from onnxfold.report import basis_lines, cautions, sentences
+from onnxfold.report import cautions, printed, sentences
 from onnxfold.report.before_after import priced, refusal_notes
 from onnxfold.report.fitted_tables import lines_of, shortened
 from onnxfold.report.printed import (
@@ -119,9 +119,9 @@ def _gains(report: Mapping[str, Any]) -> Iterator[_Line]:
         lines = (sentences.work(counted), session, priced(report))
         yield from (_Line(line, spare=line != session) for line in lines if line is not None)
         yield from map(_Line, refusal_notes(counted))
-    yield from map(_Line, basis_lines.split(report.get("split_gammas")))
-    yield from map(_Line, basis_lines.rotated(report))
-    yield from map(_Line, basis_lines.scaled(report.get("scaled_streams")))
+    yield from map(_Line, printed.split(report.get("split_gammas")))
+    yield from map(_Line, printed.rotated(report))
+    yield from map(_Line, printed.scaled(report.get("scaled_streams")))
 
 
 def _fitting(console: Console, reasons: Sequence[_Line], room: int) -> list[_Line]:
@@ -167,7 +167,7 @@ def _rest(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
     for remark in (*notes, *sentences.remarks(inspect)):
         yield _Line(remark, spare=remark == believed)
     yield from _evidence(report)
-    yield from (_Line(line, _CAUTION) for line in sentences.inexact(report.get("inexact")))
+    yield from (_Line(line, _CAUTION) for line in cautions.inexact(report.get("inexact")))
     if "output" in report:
         yield from _output(report, source)
     if report.get("before_after") is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError, UsageError, one_line
 from onnxfold.fleet import check_threads
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.inputs import FEWER_INDICES, InputSpec, make_inputs
 from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import GivenInputs

@@ -1,4 +1,4 @@
-"""Variants of a model timed in turns in ONNX Runtime, and the costs of their operators.
+"""Variants of a model timed in turns in ONNX Runtime, with tensors that stay on the device.
 
 The speed of a machine drifts, so every round runs each variant for one turn, in an order that
 changes from round to round; compute ratios per round.
@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DependencyError, ModelError, one_line
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.runtime import library as runtime
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
 
 Feeds = dict[str, npt.NDArray[Any]]
 Provider = str | tuple[str, dict[str, str]]
@@ -168,3 +169,65 @@ def operators(
         nodes[operator].append(float(np.median(milliseconds)))
     found = [OperatorTime(name, len(each), sum(each)) for name, each in nodes.items()]
     return tuple(sorted(found, key=lambda operator: -operator.milliseconds))
+
+
+class Bound:
+    """A session with inputs and outputs in fixed memory."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, ort.OrtValue],
+        outputs: Mapping[str, ort.OrtValue],
+    ) -> None:
+        self.session = session
+        self.binding = session.io_binding()
+        for name, value in inputs.items():
+            self.binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            self.binding.bind_ortvalue_output(name, value)
+
+    def run(self) -> None:
+        """Run once, and wait for the device."""
+        self.session.run_with_iobinding(self.binding)
+
+
+def memory_of(provider: str) -> str:
+    """Return ONNX Runtime's name of the memory of a provider's tensors."""
+    return "cuda" if provider.startswith("CUDA") else "cpu"
+
+
+def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, ort.OrtValue]:
+    """Return copies of arrays in the memory of a device."""
+    import onnxruntime as ort
+
+    return {name: ort.OrtValue.ortvalue_from_numpy(array, memory) for name, array in feeds.items()}
+
+
+def outputs_on(
+    memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, ort.OrtValue]:
+    """Return device memory for a session's outputs, which sessions of one model may share."""
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, dict(feeds))
+    return memory_for(memory, session, dict(zip(names, arrays, strict=True)))
+
+
+def memory_for(
+    memory: str, session: ort.InferenceSession, arrays: Mapping[str, npt.NDArray[Any]]
+) -> dict[str, ort.OrtValue]:
+    """Return device memory for the outputs of a session, with the shapes of arrays."""
+    import onnxruntime as ort
+
+    return {
+        output.name: ort.OrtValue.ortvalue_from_shape_and_type(
+            arrays[output.name].shape, _dtype(output.type), memory
+        )
+        for output in session.get_outputs()
+    }
+
+
+def _dtype(kind: str) -> np.dtype[Any]:
+    """Return the array type of an ONNX Runtime type such as tensor(float16)."""
+    name = kind.removeprefix("tensor(").removesuffix(")")
+    return np.dtype({"float": "float32", "double": "float64"}.get(name, name))

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import DependencyError, ModelError, OnnxfoldError, UsageError
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.native import built
 from onnxfold.operators.bodies import function, setting_of
 from onnxfold.operators.functions import (

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, Reader
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms import NORMS
 from onnxfold.norms.site import AffinePart, NormForm, NormSite, mean_subtracted_by

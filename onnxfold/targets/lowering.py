@@ -13,11 +13,9 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import FLOATS, Fiber, ModelInfo, node_label
-from onnxfold.graph.array_types import is_narrowing
-from onnxfold.graph.edit import Lowered
+from onnxfold.graph.constants import is_narrowing
 from onnxfold.norms.quotients import refuse_constant
 from onnxfold.norms.site import (
-    AffinePart,
     EpsilonMode,
     NormForm,
     NormKind,
@@ -35,23 +33,27 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.target import Target
 from onnxfold.targets.norm_settings import NORM_FORMS, NormSetting
 from onnxfold.targets.parameters import Parameters
 from onnxfold.targets.spelled import (
+    adjacent_blocks,
     from_the_end,
     reads_only_centred,
     spelled_rms,
     spells_axes,
+    trailing_axes,
     wide_epsilon,
 )
 from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
+# What ONNX Runtime makes one operator; not with a Min(., inf) among them, nor with x * x.
 _FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
+_ALSO_FUSED = frozenset({"Sub", "Mul", "Cast"})
 _LAST_AXES = "the target has no operator that normalizes other than trailing axes"
 _SLICE_SINCE = 10  # with constants as inputs
 
@@ -103,7 +105,11 @@ class TargetLowering:
         if refusal is None and wide_epsilon(site):
             sentence = f"epsilon {site.epsilon!r} is not representable as a float32 attribute"
             return _no_form(site, sentence)
-        if refusal is None and self._trailing_axes(site) is None and self._blocks(site) is None:
+        if (
+            refusal is None
+            and trailing_axes(self._view, site) is None
+            and adjacent_blocks(self._view, site) is None
+        ):
             return _no_form(site, _LAST_AXES)
         return refusal
 
@@ -121,9 +127,9 @@ class TargetLowering:
         if site.epsilon_mode is not EpsilonMode.INSIDE or site.factor != 1.0:
             mode = site.epsilon_mode.value
             return _no_form(site, f"no operator has epsilon {mode} with factor {site.factor:g}")
-        blocks = None if wide_epsilon(site) else self._blocks(site)
+        blocks = None if wide_epsilon(site) else adjacent_blocks(self._view, site)
         in_operators = blocks is not None or spells_axes(site)
-        if self._trailing_axes(site) is None and not in_operators:
+        if trailing_axes(self._view, site) is None and not in_operators:
             return _no_form(site, _LAST_AXES)
         dtype = site.input.dtype
         if dtype not in FLOATS or dtype != site.output.dtype:
@@ -131,10 +137,12 @@ class TargetLowering:
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         if wide_epsilon(site) and ir.DataType.DOUBLE not in (dtype, site.compute_dtype):
             return _no_form(site, f"epsilon {site.epsilon!r} is not representable in {dtype}")
-        if site.affine_repeat > 1 and not all(map(self._is_known, (site.gamma, site.beta))):
+        if site.affine_repeat > 1 and not all(
+            map(self._parameters.is_known, (site.gamma, site.beta))
+        ):
             sentence = "its gamma or beta is not a constant, and an element covers several channels"
             return Refusal(RefusalCode.DYNAMIC_WEIGHT, sentence, label)
-        if not all(self._fits(part, dtype) for part in (site.gamma, site.beta)):
+        if not all(self._parameters.fits(part, dtype) for part in (site.gamma, site.beta)):
             sentence = f"its gamma or beta is not representable in {dtype}"
             return Refusal(RefusalCode.UNSUPPORTED_TYPE, sentence, label)
         least, opset = _least_opset(dtype), self._view.opset
@@ -142,45 +150,10 @@ class TargetLowering:
             return _no_form(site, f"opset {opset} is not among {least} to {MAX_OPSET}")
         return None
 
-    def _is_known(self, part: AffinePart) -> bool:
-        return not isinstance(part, ir.Value) or self._view.array(part) is not None
-
-    def _fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
-        """Whether gamma or beta keeps its numbers in the type of x, which operators require."""
-        array = self._view.array(part) if isinstance(part, ir.Value) else part
-        if isinstance(part, ir.Value) and array is None:
-            return part.dtype == dtype
-        if array is None or dtype is None or array.dtype == dtype.numpy():
-            return True
-        with np.errstate(all="ignore"):
-            narrow = array.astype(dtype.numpy())
-        return bool(np.array_equal(narrow.astype(array.dtype), array, equal_nan=True))
-
-    def _trailing_axes(self, site: NormSite) -> int | None:
-        """Return k if the fiber is the last k whole axes, otherwise None."""
-        rank = self._view.rank(site.input)
-        axes = site.fiber.axes
-        if rank is None or not site.fiber.whole or not axes:
-            return None
-        shape = self._view.shape(site.input) or ()
-        # Axes of size 1 are not in a fiber but may be between its axes.
-        between = [axis for axis in range(axes[0], rank) if axis not in axes]
-        return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
-
-    def _blocks(self, site: NormSite) -> tuple[int, int] | None:
-        """Return (blocks, size) if the fiber is blocks of adjacent elements on the last axis."""
-        rank = self._view.rank(site.input)
-        if rank is None or len(site.fiber.blocks) != 1:
-            return None
-        (block,) = site.fiber.blocks
-        if block.axis != rank - 1 or block.inner != 1 or block.whole or block.outer is None:
-            return None
-        return block.outer, block.size
-
     def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
         """Return RMSNorm of ``x`` with the norm's gamma and beta."""
         if self._refuse_call(site) is None:
-            blocks = self._blocks(site)
+            blocks = adjacent_blocks(self._view, site)
             if blocks is not None:
                 return self._blocked_call(site, x, blocks)
             return self._call(site, Statistics.RMS, x)
@@ -206,7 +179,7 @@ class TargetLowering:
     def refuse_layer(self, site: NormSite) -> Refusal | None:
         """Return why an RMSNorm cannot be a LayerNorm of the same parameters, or None."""
         refusal = self._refuse_call(site)
-        if refusal is None and self._trailing_axes(site) is None:
+        if refusal is None and trailing_axes(self._view, site) is None:
             return _no_form(site, "LayerNormalization supports only trailing axes")
         return refusal
 
@@ -217,7 +190,9 @@ class TargetLowering:
     def refuse_compressed(self, site: NormSite) -> Refusal | None:
         """Return why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
         refusal = self.refuse_layer(site)
-        if refusal is None and (self._trailing_axes(site) != 1 or self._view.opset < _SLICE_SINCE):
+        if refusal is None and (
+            trailing_axes(self._view, site) != 1 or self._view.opset < _SLICE_SINCE
+        ):
             sentence = f"CRMSNorm supports the last axis, from opset {_SLICE_SINCE} on"
             return _no_form(site, sentence)
         return refusal
@@ -232,7 +207,7 @@ class TargetLowering:
             return False
         if self._refuse_call(site) is not None:
             return False
-        if self._trailing_axes(site) is None:
+        if trailing_axes(self._view, site) is None:
             return False
         kernels = self._target.traits.calls and site.input.dtype is not ir.DataType.DOUBLE
         if site.form is not NormForm.DECOMPOSED:
@@ -246,7 +221,7 @@ class TargetLowering:
 
     def setting(self, site: NormSite) -> NormSetting:
         """Return the setting of the call that replaces a norm in place."""
-        axes, epsilon = self._trailing_axes(site) or 1, float(np.float32(site.epsilon))
+        axes, epsilon = trailing_axes(self._view, site) or 1, float(np.float32(site.epsilon))
         return _STATISTICS[site.kind], axes, epsilon
 
     def _respells(self, site: NormSite) -> bool:
@@ -259,7 +234,7 @@ class TargetLowering:
             self._target.traits.standard
             and site.kind is NormKind.RMS_NORM
             and site.input.dtype is ir.DataType.FLOAT
-            and self._trailing_axes(site) == 1
+            and trailing_axes(self._view, site) == 1
             and not _FUSED.issubset(node.op_type for node in site.nodes)
             and site.output not in self._turned
             and not self._has_operator(Statistics.RMS)
@@ -299,16 +274,21 @@ class TargetLowering:
 
     def multiplies(self, site: NormSite) -> bool:
         """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
-        return not self.stays_in_operators(site) and site.kind in _STATISTICS
+        fused = site.form is not NormForm.DECOMPOSED or self._runtimes_fuse(site)
+        return fused and site.kind in _STATISTICS
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a norm is several operators of a session as well, one for each part."""
-        return site.form is NormForm.DECOMPOSED and not self._runtimes_fuse(site)
+        """Whether a LayerNorm that stays is several operators of a session as well."""
+        if site.form is not NormForm.DECOMPOSED or self.calls_in_place(site):
+            return False
+        spelling = {node.op_type for node in site.nodes} - _ALSO_FUSED
+        whole = site.gamma is not None and site.beta is not None
+        return not (whole and spelling == _FUSED and self._runtimes_fuse(site))
 
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether runtimes have an operator for the norm, in any spelling."""
         plain = site.epsilon_mode is EpsilonMode.INSIDE and site.factor == 1.0
-        return plain and not _narrows(site) and self._trailing_axes(site) is not None
+        return plain and not _narrows(site) and trailing_axes(self._view, site) is not None
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
         """Return value - mean(value) as a call, or as two operators for other axes or types."""
@@ -335,7 +315,7 @@ class TargetLowering:
         return Lowered.of(new, (value, output))
 
     def _call(self, site: NormSite, statistics: Statistics, x: ir.Value) -> Lowered:
-        axes = self._trailing_axes(site) or 1
+        axes = trailing_axes(self._view, site) or 1
         bare = statistics is Statistics.RMS and self.is_bare(site)
         affine = self._parameters.operands(site, statistics, axes, bare=bare)
         after, new = affine.after, NewNodes(self._view.opset)

@@ -14,10 +14,10 @@ from typing import Protocol, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.graph.edit import Lowered
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms.site import NormSite
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Statistics, axes_of
+from onnxfold.operators.new_nodes import Lowered
 from onnxfold.options import WrittenForm
 from onnxfold.refusal import Refusal
 from onnxfold.target import Target
@@ -121,7 +121,7 @@ class NormForms(Protocol):
         """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a norm is several operators of a session as well, one for each part."""
+        """Whether a LayerNorm that stays is several operators of a session as well."""
 
     def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
         """Return RMSNorm of ``x`` with the norm's gamma and beta."""

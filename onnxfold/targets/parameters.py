@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import HALVES, Array
+from onnxfold.graph.constants import HALVES, Array
 from onnxfold.norms.site import AffinePart, NormSite
 from onnxfold.operators.functions import Affine, Statistics
 from onnxfold.operators.new_nodes import weight_value
@@ -33,6 +33,21 @@ class Parameters:
     def __init__(self, view: ModelInfo):
         self._view = view
         self._shared: dict[tuple[object, str, ir.DataType, tuple[int, ...]], ir.Value] = {}
+
+    def is_known(self, part: AffinePart) -> bool:
+        """Whether gamma or beta is a constant, or absent."""
+        return not isinstance(part, ir.Value) or self._view.array(part) is not None
+
+    def fits(self, part: AffinePart, dtype: ir.DataType | None) -> bool:
+        """Whether gamma or beta keeps its numbers in the type of x, which operators require."""
+        array = self._view.array(part) if isinstance(part, ir.Value) else part
+        if isinstance(part, ir.Value) and array is None:
+            return part.dtype == dtype
+        if array is None or dtype is None or array.dtype == dtype.numpy():
+            return True
+        with np.errstate(all="ignore"):
+            narrow = array.astype(dtype.numpy())
+        return bool(np.array_equal(narrow.astype(array.dtype), array, equal_nan=True))
 
     def operands(
         self, site: NormSite, statistics: Statistics, axes: int, *, bare: bool = False

@@ -1,15 +1,39 @@
-"""RMSNorms in several operators, if no single operator supports the axes or the epsilon."""
+"""The axes of norms as operators have them, and RMSNorms in several operators otherwise."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.graph import ModelInfo
 from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators.new_nodes import NewNodes
 
 _NEGATIVE_AXES_SINCE = 11
+
+
+def trailing_axes(view: ModelInfo, site: NormSite) -> int | None:
+    """Return k if the fiber is the last k whole axes, otherwise None."""
+    rank = view.rank(site.input)
+    axes = site.fiber.axes
+    if rank is None or not site.fiber.whole or not axes:
+        return None
+    shape = view.shape(site.input) or ()
+    # Axes of size 1 are not in a fiber but may be between its axes.
+    between = [axis for axis in range(axes[0], rank) if axis not in axes]
+    return rank - axes[0] if all(shape[axis] == 1 for axis in between) else None
+
+
+def adjacent_blocks(view: ModelInfo, site: NormSite) -> tuple[int, int] | None:
+    """Return (blocks, size) if the fiber is blocks of adjacent elements on the last axis."""
+    rank = view.rank(site.input)
+    if rank is None or len(site.fiber.blocks) != 1:
+        return None
+    (block,) = site.fiber.blocks
+    if block.axis != rank - 1 or block.inner != 1 or block.whole or block.outer is None:
+        return None
+    return block.outer, block.size
 
 
 def wide_epsilon(site: NormSite) -> bool:

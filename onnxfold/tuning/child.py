@@ -140,7 +140,7 @@ class _Track:
             known = _known(session, feeds)
             return lambda: session.run(None, known)
         from onnxfold.errors import OnnxfoldError
-        from onnxfold.runtime.bound import Bound, memory_for, values_on
+        from onnxfold.runtime.interleaved_timing import Bound, memory_for, values_on
         from onnxfold.runtime.library import runtime_errors
 
         refusals: tuple[type[Exception], ...] = (*runtime_errors(), OnnxfoldError)

@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Dim, ModelInfo, Shape, operator
-from onnxfold.graph.edit import Editor, Lowered
+from onnxfold.graph.edit import Editor
 from onnxfold.graph.operands import computed_by, known_operand, only_reader, operands
 from onnxfold.graph.traversal import reached
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.shapes import infer, strip_types
 from onnxfold.tuning.attention_sites import (
     HEADS_FIRST,

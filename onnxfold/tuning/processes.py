@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import OnnxfoldError, one_line
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 _TAIL_BYTES = 4096

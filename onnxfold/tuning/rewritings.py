@@ -30,8 +30,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import FLOATS, operator
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.constants import constant_tensor
+from onnxfold.graph.constants import Array, constant_tensor
 from onnxfold.graph.edit import (
     add_constant,
     drop_weight,

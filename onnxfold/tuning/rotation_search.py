@@ -26,7 +26,7 @@ from onnxfold.check.truth import Truth, truth_of
 from onnxfold.errors import ModelError
 from onnxfold.inputs import InputSpec
 from onnxfold.inputs.data import read_samples
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device, Metric, Options
 from onnxfold.pipeline import run

@@ -2,26 +2,95 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from onnxfold import model_io
 from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Outputs
-from onnxfold.graph.array_types import Float64
-from onnxfold.tuning import ranking
-from onnxfold.tuning.candidate import Candidate, Status
+from onnxfold.graph.constants import Float64
 from onnxfold.tuning.chains import Chain, spelled
 from onnxfold.tuning.facts import ModelFacts
-from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.processes import JobFailed, JobTookTooLong
 from onnxfold.tuning.steps import STEPS
-from onnxfold.tuning.trials import Trials
-from onnxfold.tuning.tune_result import model_bytes
+from onnxfold.tuning.trials import Gate, Trials
+from onnxfold.tuning.tune_result import Candidate, Status, model_bytes
 from onnxfold.tuning.workshop import BudgetSpent, Made, Workshop, missing_packages
+
+_FINALISTS = 5
+# The error of a short measurement: candidates this close to the fastest reach the final.
+_NEAR = 0.9
+_Z95 = 1.96
+
+
+def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the input and the correct candidates that were fastest in a short measurement.
+
+    Candidates without kernels have reserved places, because not everybody can register a library.
+    """
+    timed = [c for c in candidates if c.chain and c.status is Status.RIGHT and c.ratio is not None]
+    ranked = sorted(timed, key=lambda candidate: -(candidate.ratio or 0.0))
+    if not ranked:
+        return [c for c in candidates if not c.chain]
+    least = _NEAR * (ranked[0].ratio or 0.0)
+    chosen = [c for c in ranked if (c.ratio or 0.0) >= least][:_FINALISTS]
+    plain = next((c for c in ranked if not c.kernels), None)
+    if plain is not None and plain not in chosen:
+        chosen.append(plain)
+    return [*(c for c in candidates if not c.chain), *chosen]
+
+
+def challengers(
+    candidates: Sequence[Candidate], entrants: Sequence[Candidate], seconds: Float64
+) -> list[Candidate]:
+    """Return correct candidates outside the final whose short measurement beats its winner's time.
+
+    The machine was disturbed during one of the two, so only a final with them can tell. Those with
+    which it failed have a reason, and are left out.
+    """
+    least = winner(entrants, seconds).ratio or 0.0
+    right = (c for c in candidates if c.status is Status.RIGHT and c not in entrants)
+    faster = [c for c in right if not c.reason and (c.ratio or 0.0) > least]
+    return sorted(faster, key=lambda candidate: -(candidate.ratio or 0.0))[:_FINALISTS]
+
+
+def note_times(entrants: Sequence[Candidate], seconds: Float64) -> None:
+    """Record the final: [entrant, round] seconds, ratios to the first, round by round."""
+    for entrant, row in zip(entrants, seconds, strict=True):
+        low, ratio, high = np.percentile(seconds[0] / row, (10, 50, 90))
+        entrant.milliseconds = float(1e3 * np.median(row))
+        entrant.ratio_low, entrant.ratio, entrant.ratio_high = float(low), float(ratio), float(high)
+
+
+def winner(entrants: Sequence[Candidate], seconds: Float64) -> Candidate:
+    """Return the fastest entrant, or the simplest of those statistically equal to it.
+
+    An entrant is equal to the fastest if the 95 % confidence interval of the median of their ratio,
+    round by round, contains 1. Simple means without a library and with few steps.
+    """
+    medians = np.median(seconds[0] / seconds, axis=1)
+    best = int(np.argmax(medians))
+    equals = [
+        index
+        for index, row in enumerate(seconds)
+        if index == best or least_median(row / seconds[best]) <= 1.0
+    ]
+    simplest = min(equals, key=lambda i: (entrants[i].kernels, len(entrants[i].chain), -medians[i]))
+    return entrants[simplest]
+
+
+def least_median(ratios: Float64) -> float:
+    """Return the lower end of the 95 % confidence interval of the median, by order statistics."""
+    count = len(ratios)
+    rank = math.floor((count - _Z95 * math.sqrt(count)) / 2)
+    return float(np.sort(ratios)[max(rank, 0)])
+
 
 # The final's share of the budget, and its maximum in seconds.
 _FINAL_SHARE, _FINAL_S = 0.2, 60.0
@@ -173,10 +242,10 @@ class Search:
 
         A short measurement at a moment when the machine was disturbed kept these out.
         """
-        self._race(ranking.finalists(self.candidates), _FIRST_RACE * seconds)
+        self._race(finalists(self.candidates), _FIRST_RACE * seconds)
         if self.final is not None:
             entrants, spent = self.final
-            late = ranking.challengers(self.candidates, entrants, spent)
+            late = challengers(self.candidates, entrants, spent)
             if late:
                 self._race([*entrants, *late], (1 - _FIRST_RACE) * seconds)
 
@@ -188,7 +257,7 @@ class Search:
             except JobFailed as error:
                 entrants.pop().reason = f"not in the final, which failed with it: {error}"
                 continue
-            ranking.note_times(entrants, spent)
+            note_times(entrants, spent)
             self.final = entrants, spent
             return
 
@@ -240,7 +309,7 @@ class Search:
         if self.final is not None:
             entrants, spent = self.final
             still = [n for n, entrant in enumerate(entrants) if entrant.status is Status.RIGHT]
-            return ranking.winner([entrants[n] for n in still], spent[still])
+            return winner([entrants[n] for n in still], spent[still])
         faster = best is not None and (best.ratio or 0.0) > 1.0
         return best if faster else self.candidates[0]
 

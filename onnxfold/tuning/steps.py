@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import UsageError
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.options import Device
 from onnxfold.target import Target
 from onnxfold.tuning.facts import ModelFacts
@@ -363,7 +363,7 @@ def _optimize(source: Path, output: Path, **chosen: Any) -> None:
     """Run the passes of `onnxfold optimize`, proved and not run: the end of a chain is checked."""
     import numpy as np
 
-    from onnxfold.model_io.sources import open_source
+    from onnxfold.model_io.load import open_source
     from onnxfold.options import Options
     from onnxfold.pipeline import run
     from onnxfold.pipeline.stage_timer import StageTimer

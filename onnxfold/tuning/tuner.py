@@ -22,15 +22,21 @@ from onnxfold.inputs.data import read_samples
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device
 from onnxfold.runtime.library import find_cuda, has_cuda
-from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.chains import chains
 from onnxfold.tuning.facts import guess
-from onnxfold.tuning.gate import Gate
 from onnxfold.tuning.options import TuneOptions
 from onnxfold.tuning.processes import JobFailed, Processes, store
 from onnxfold.tuning.search import Listener, Search, SearchProgress
-from onnxfold.tuning.trials import Trials
-from onnxfold.tuning.tune_result import TuneResult, document, keep, model_bytes, publish
+from onnxfold.tuning.trials import Gate, Trials
+from onnxfold.tuning.tune_result import (
+    Candidate,
+    Status,
+    TuneResult,
+    document,
+    keep,
+    model_bytes,
+    publish,
+)
 from onnxfold.tuning.workshop import Workshop
 
 

@@ -19,8 +19,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Float64
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import Array, Float64
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.graph.operands import known_producer, operand
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.operators.row import OF_CODES, Layer

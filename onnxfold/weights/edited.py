@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.model_io.mapped import RowReader
 from onnxfold.weights.affine_parts import first_halves, weighted_sum
 from onnxfold.weights.dequantised import QuantisedWeight

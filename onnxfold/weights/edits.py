@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from onnxfold.graph import Fiber
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Float64
 
 
 class Deferred(Protocol):

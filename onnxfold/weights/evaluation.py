@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from onnxfold.errors import WeightOverflowError
-from onnxfold.graph.array_types import Array, Float64
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.model_io.mapped import release
 from onnxfold.weights.edits import Centre, Edit, Scale
 from onnxfold.weights.means import chosen_elements, split_digits

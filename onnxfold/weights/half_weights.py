@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph.array_types import HALVES, Float64, digits
+from onnxfold.graph.constants import HALVES, Float64, digits
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edited import edited, float64_chunks
 from onnxfold.weights.edits import Edit

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, Float64
 
 _SAMPLED_SETS = 64
 _PART_ELEMENTS = 1 << 20  # float64 work space of a few times 8 MiB

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
-from onnxfold.graph.array_types import Array, digits
+from onnxfold.graph.constants import Array, digits
 from onnxfold.graph.model_info import Fact
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS

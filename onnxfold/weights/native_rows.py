@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from onnxfold.graph.array_types import Array, Float64
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.native import built
 
 # The enumerations of custom_ops/weights/edit_rows.h.

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, WeightOverflowError
 from onnxfold.graph import Fiber
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.weights.edited import LikeTensor, unrounded
 from onnxfold.weights.means import split_digits
 

@@ -23,7 +23,7 @@ def test_a_row_is_written_for_each_form(tmp_path: Path, capsys: pytest.CaptureFi
     assert rows["layer"]["ratio"] == "1.0"
     assert float(rows["rms"]["checked_seconds"]) > 0
     assert rows["layer"]["fold_seconds"] == rows["none"]["fold_seconds"] == "0.0"
-    assert "digits_vit 8x0 none" in capsys.readouterr().out
+    assert "batch 8, tokens 0, none, rounds 1, milliseconds" in capsys.readouterr().out
 
 
 def test_the_bound_has_no_norm(tmp_path: Path) -> None:

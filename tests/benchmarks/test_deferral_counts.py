@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import pytest
 
 from benchmarks.deferral_counts import BLOCKS, Sizes, count
@@ -32,7 +30,7 @@ def test_a_block_saves_what_the_paper_says(block: tuple[int, str, Sizes, str]) -
     row = count(*block)
     assert row.saved == SAVED[row.block](row)
     kept = {(row["block"], row["model"]): row for row in read(RESULTS / "deferral_counts.csv")}
-    assert kept[row.block, row.model] == {name: str(cell) for name, cell in asdict(row).items()}
+    assert kept[row.block, row.model] == {name: str(cell) for name, cell in vars(row).items()}
 
 
 def test_every_block_is_kept() -> None:

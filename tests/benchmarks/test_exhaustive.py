@@ -8,10 +8,9 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from benchmarks.exhaustive import against_best
-from onnxfold.tuning.candidate import Candidate, Status
+from benchmarks.tune import against_best
 from onnxfold.tuning.facts import ModelFacts
-from onnxfold.tuning.tune_result import TuneResult
+from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 
 
 def test_all_right_candidates_are_timed_and_the_winner_is_compared_with_the_best(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from benchmarks.half_sessions import count
+from benchmarks.other_versions import count
 from benchmarks.rows import RESULTS
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxfold
-from benchmarks.models import bars, per_norm_us, rows_of
+from benchmarks.models import bars, rows_of
 from benchmarks.subjects import File, prepare
 from models import skeleton
 from onnxfold.runtime.interleaved_timing import (
@@ -60,21 +60,15 @@ def test_ratios_are_taken_round_by_round_against_stock_and_the_better_baseline()
     assert rows["without library"].to_stock == 0.8
 
 
-def test_the_time_of_a_norm_is_that_of_all_norms_over_their_number() -> None:
-    norms = (OperatorTime("LayerNormalization", 2, 0.5), OperatorTime("AddRMSNorm", 3, 0.25))
-    assert per_norm_us([OperatorTime("Add", 4, 1.0), *norms]) == 150.0
-    assert per_norm_us([OperatorTime("Add", 4, 1.0)]) is None
-
-
-def test_bars_take_the_method_and_the_subjects_that_they_name() -> None:
+def test_a_bar_is_judged_by_its_worst_case() -> None:
     rows = list(rows_of(_ABOUT, _FILES, None, _seconds()))
     slower = list(rows_of({**_ABOUT, "size": 128}, _FILES, None, _seconds()[:, :1] * [[1.0]]))
-    found = {bar.what: bar for bar in bars([*rows, *slower])}
-    assert found["minilm over stock, mean"].value == pytest.approx(4.0)
-    assert found["minilm over stock, sequence 128"].worst == "minilm, sequence 128: 4.000"
-    assert found["all over the better baseline, worst"].value == 2.0
-    assert found["without library over stock, worst"].value == 0.8
-    assert "bert-base over stock, mean" not in found
+    slower[2].to_better = 0.5
+    found = {bar.what: bar.reached for bar in bars([*rows, *slower])}
+    assert found["minilm over stock, sequence 128"] == 4.0
+    assert found["onnxfold to_better, worst: minilm, sequence 128"] == 0.5
+    assert found["without library to_stock, worst: minilm, sequence 16"] == 0.8
+    assert not [what for what in found if "bert-base" in what or "onnx " in what]
 
 
 def test_turns_end_with_the_budget_but_not_before_the_least_rounds() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from onnxfold.check import ModelSource, float64_runs
 from onnxfold.check.compare import verify
-from onnxfold.check.own_runs import OwnRuns
+from onnxfold.check.float64_runs import OwnRuns
 from onnxfold.check.reference import ResourceLimitError
 from onnxfold.check.result import FAR
 from onnxfold.check.runners import OnnxRuntime

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check.locate import locate
+from onnxfold.check.common_values import locate
 from tests.check.verified import one_gamma, single, verified
 from tests.folded import VOCABULARY, model, weights
 

@@ -14,7 +14,7 @@ import pytest
 
 from onnxfold.cli import terminal
 from onnxfold.cli.many import run_many
-from onnxfold.cli.optimize_many import print_many
+from onnxfold.cli.optimize import print_many
 from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 from onnxfold.fleet import Errand, FleetRow, errands, spread
 from onnxfold.model_io.report_files import is_ours

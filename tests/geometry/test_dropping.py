@@ -18,7 +18,7 @@ from onnxfold.cli.application import app
 from onnxfold.errors import UsageError, VerificationError
 from onnxfold.geometry.small_means import DroppedMean
 from onnxfold.graph import ModelInfo
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.passes.base import NormsPlan
 from onnxfold.passes.dropping import prove
 from tests.builders import model_of, pre_norm_model

@@ -9,9 +9,9 @@ import pytest
 from onnx import parser
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.edit import Editor, Lowered, drop_weight, set_input, sweep
+from onnxfold.graph.edit import Editor, drop_weight, set_input, sweep
 from onnxfold.graph.operands import known_producer
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 
 _WEIGHT = "float[4] w = {1, 2, 3, 4}"
 

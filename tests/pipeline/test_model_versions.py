@@ -60,9 +60,9 @@ def test_a_vit_is_looked_at_once_per_version(counted: Counter[str], tmp_path: Pa
     # No pass decides on the written model, which the figures describe; those before share the
     # first.
     assert counted["recognitions"] == versions - 1 + 1
-    # Of the model as it came.  Four on the way: before Gelus, before and behind residual additions,
-    # of what is written.
-    assert counted["views"] == 1 + versions + 4 + 2
+    # Of the model as it came, and of its copy that the proof starts from.  Five on the way: before
+    # Gelus, before and behind residual additions, of what is written, and of it prepared.
+    assert counted["views"] == 2 + versions + 5 + 2
     # Of the model as it came, before rows become calls, and of what is written.
     assert counted["inferences"] == 1 + 1 + 1
     # One to infer shapes in and to prepare, one for each pass to edit and the last to prove.

@@ -21,7 +21,7 @@ import onnxfold
 from onnxfold import model_io
 from onnxfold.api import rewriting
 from onnxfold.errors import VerificationError
-from onnxfold.model_io.sources import Source, open_source
+from onnxfold.model_io.load import Source, open_source
 from onnxfold.options import METADATA_KEY
 from tests.builders import chain_model, post_norm_model, pre_norm_model
 

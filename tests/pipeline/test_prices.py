@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from onnxfold.report.html import page
 from onnxfold.report.printed_result import print_result
 from onnxfold.runtime.bench import Benchmark, Measurement
 from onnxfold.runtime.session_graph import session_operators
+from onnxfold.target import TRAITS
 from tests.graphs import graph
 
 pytestmark = pytest.mark.prices
@@ -76,6 +78,41 @@ def test_norms_that_share_a_root_fold_because_no_session_fuses_them(
     assert after < before
 
 
+_SPELLED = """h = MatMul(x, W) mean = ReduceMean<axes=[-1]>(h) centred = Sub(h, mean)
+    square = {square} variance = ReduceMean<axes=[-1]>(square) shifted = Add(variance, epsilon)
+    {root} n = Div(centred, root) {affine} y = Tanh(b)"""
+_SQUARES = ("Pow(centred, two)", "Mul(centred, centred)")
+_ROOTS = (
+    "root = Sqrt(shifted)",
+    "low = Min(shifted, inf) high = Max(low, zero) root = Sqrt(high)",
+)
+_AFFINES = ("g = Mul(n, gamma) b = Add(g, beta)", "b = Identity(n)", "b = Add(n, beta)")
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("affine", _AFFINES, ids=["whole", "bare", "beta"])
+@pytest.mark.parametrize("root", _ROOTS, ids=["root", "guarded"])
+@pytest.mark.parametrize("square", _SQUARES, ids=["Pow", "Mul"])
+def test_a_norm_that_a_session_runs_in_pieces_folds_because_its_mean_is_two_of_them(
+    square: str, root: str, affine: str, target: str, tmp_path: Path
+) -> None:
+    """K.sqrt of Keras is guarded; opset 16 has no operator into which the norm could change."""
+    made = model(_SPELLED.format(square=square, root=root, affine=affine), "rows", width=32)
+    made.opset_imports[""] = 16
+    numbers = {"epsilon": 1e-5, "two": 2.0, "inf": np.inf, "zero": 0.0}
+    for name, number in numbers.items():
+        value = ir.Value(name=name, const_value=ir.tensor(np.float32(number), name=name))
+        made.graph.register_initializer(value)
+    path, output = tmp_path / "m.onnx", tmp_path / "fast.onnx"
+    onnx.save(ir.to_proto(made), path)
+    before = session_operators(path) or {}
+    result = onnxfold.optimize(path, output, target=target)
+    assert counts(result) == (1, "LayerNormalization" not in before)
+    after = session_operators(output) or {}
+    shorter = sum(after.values()) < sum(before.values())
+    assert shorter is ("LayerNormalization" not in before)
+
+
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 @pytest.mark.parametrize(
     ("body", "sizes", "width", "folded"),
@@ -117,6 +154,23 @@ def test_always_folds_whatever_is_exact(target: str) -> None:
     assert counts(result) == (1, 1)
     assert result.verification is not None
     assert result.verification.passed
+
+
+@pytest.mark.parametrize(("body", "reason"), [(KEPT, "1 more operator"), (WITHOUT_BETA, "nothing")])
+@pytest.mark.parametrize("dearer", [0, 50])  # than an RMSNorm; an Add takes 80
+def test_always_folds_also_where_a_target_saves_nothing(
+    body: str, reason: str, dearer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traits = onnxfold.Target.ONNX.traits
+    prices = replace(traits.prices, rms_norm=traits.prices.layer_norm - dearer)
+    monkeypatch.setitem(TRAITS, onnxfold.Target.ONNX, replace(traits, prices=prices))
+    made = model(body, "rows", 8, width=32)
+    assert counts(onnxfold.optimize(made, fold="always")) == (1, 1)
+    folded = onnxfold.optimize(made)
+    gains = dearer and body == WITHOUT_BETA
+    assert counts(folded) == (1, 1 if gains else 0)
+    (row,) = folded.report["inspect"]["norms"]
+    assert gains or reason in row["reason"]["sentence"]
 
 
 def test_a_kernel_adds_beta_itself() -> None:

@@ -174,7 +174,7 @@ def test_sum_keeps_a_session_for_cpus_from_the_slow_fusion(
 def test_a_version_that_was_not_measured_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("onnxfold.pipeline.notes")  # a function of its name may hide it
+    module = import_module("onnxfold.pipeline.publishing")  # a function of its name may hide it
     for version, device, unknown in (
         ((1, 16), "cpu", True),
         ((1, 32), "cpu", False),

@@ -78,7 +78,7 @@ def test_what_a_part_names_exists(part: dict[str, Any]) -> None:
         "onnxfold fold model.onnx",
         "onnxfold optimize model.onnx --no-such",
         "python -m benchmarks.no_such",
-        "python -m benchmarks.training.text --no-such",
+        "python -m benchmarks.training.swin --no-such",
         "python -m pytest tests/no_such.py",
         "python -m pytest tests/project/test_papers.py::test_no_such",
     ],

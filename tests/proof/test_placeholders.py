@@ -10,7 +10,7 @@ import pytest
 import onnxfold
 from onnxfold.graph import Fiber
 from onnxfold.proof import Certificate, tester
-from onnxfold.proof.correspondence import Correspondence
+from onnxfold.proof.candidates import Correspondence
 from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.placeholders import PlaceholderRegion
 from onnxfold.proof.relation import EQUAL, Float64, Relation

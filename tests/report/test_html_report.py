@@ -16,8 +16,8 @@ import onnxfold
 from onnxfold import model_io
 from onnxfold.refusal import EXPLANATIONS, RefusalCode
 from onnxfold.report.before_after import figures
+from onnxfold.report.document import provenance
 from onnxfold.report.html import page
-from onnxfold.report.provenance import provenance
 from tests.builders import pre_norm_model
 
 _VOID = frozenset({"meta", "input"})

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxfold import pipeline
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.options import Defer, Device, Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.apply import apply as apply_centring

@@ -19,7 +19,7 @@ from hashlib import md5
 import numpy as np
 
 from benchmarks import rows
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.options import Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare

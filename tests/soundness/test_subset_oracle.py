@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.options import Folding
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare

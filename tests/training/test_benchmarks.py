@@ -25,7 +25,7 @@ def test_centred_weights_train_as_layer_norm_does(
     assert rows["float64", "centred weights"] <= 6 * 0.01 * 1e-12
     assert rows["float64", "rms_norm"] > 1e-6  # which is another training
     assert len(rows) == 8
-    assert "float32 seed 0" in capsys.readouterr().out
+    assert "rms_norm, float32, seed 0, epoch 1, difference" in capsys.readouterr().out
 
 
 def test_a_step_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +37,7 @@ def test_a_step_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "centred weights",
         "rms_norm",
     ]
-    assert "16 8 rms_norm" in capsys.readouterr().out
+    assert "rms_norm, width 16, rows 8, milliseconds" in capsys.readouterr().out
 
 
 def test_angles_and_fine_tuning_write_rows_and_figures(
@@ -86,7 +86,7 @@ def test_what_every_part_of_a_deep_net_reads_is_kept(
     assert all(found == (shallow if key[0] == "3" else deep) for key, found in at.items())
     first = [row for row in rows if row["what"] == "linear" and row["at"] == "0"]
     assert {row["length"] for row in first if row["depth"] == "3"} == {first[0]["length"]}, "images"
-    assert "14 residual rms_norm with beta seed 0" in capsys.readouterr().out
+    assert "depth 14, residual True, rms_norm with beta, seed 0" in capsys.readouterr().out
     assert centring.main(words) == 0
     assert capsys.readouterr().out == "", "a training that is in the file is run again"
     assert read(out) == rows
@@ -136,7 +136,7 @@ def test_inexact_trainings_write_a_row_for_each_variant(
     assert folded == dict.fromkeys(inexact.VARIANTS, "3") | {"layer_norm": "0", "rms_norm": "0"}
     forced = rows["digits, post-LN", "keep", "2"]
     assert (forced["norms"], forced["folded_norms"], forced["forced_norms"]) == ("2", "0", "2")
-    assert "translation keep: 3 folded, 0 forced of 3" in capsys.readouterr().out
+    assert "norms 3, folded_norms 3, forced_norms 0, loss" in capsys.readouterr().out
     assert (tmp_path / "rows.svg").read_text().startswith("<?xml")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxfold.tuning.candidate import Candidate, Status
-from onnxfold.tuning.ranking import challengers, finalists, least_median, note_times, winner
+from onnxfold.tuning.search import challengers, finalists, least_median, note_times, winner
+from onnxfold.tuning.tune_result import Candidate, Status
 
 _ROUNDS = 41
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from onnxfold.tuning.candidate import Candidate, Status
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.tune_page import page
-from onnxfold.tuning.tune_result import TuneResult, document
+from onnxfold.tuning.tune_result import Candidate, Status, TuneResult, document
 from onnxfold.tuning.tune_table import print_candidates, print_conclusion
 
 

@@ -14,9 +14,8 @@ from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.runtime.library import has_cuda
 from onnxfold.tuning import search
 from onnxfold.tuning import tuner as tuning
-from onnxfold.tuning.candidate import Status
 from onnxfold.tuning.steps import STEPS
-from onnxfold.tuning.tune_result import METADATA_KEY
+from onnxfold.tuning.tune_result import METADATA_KEY, Status
 from tests.sessions import session
 from tests.tuning.broken_tools import BROKEN
 from tests.tuning.forked import forked_jobs

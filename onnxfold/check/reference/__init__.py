@@ -8,13 +8,15 @@ from onnxfold.check.reference.interpreter import (
     run,
     run_nodes,
 )
-from onnxfold.check.reference.kernel import ResourceLimitError, UnsupportedOperator, is_stochastic
-from onnxfold.check.reference.precision import (
+from onnxfold.check.reference.kernel import (
     Array,
     Precision,
+    ResourceLimitError,
+    UnsupportedOperator,
     is_code,
     is_floating,
     is_quantized_float,
+    is_stochastic,
     is_wide_float,
     unit_roundoff,
 )

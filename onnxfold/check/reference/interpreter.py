@@ -13,17 +13,15 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold.check.reference.kernel import (
+    Array,
     Call,
     Datum,
     Kernel,
+    Precision,
     ResourceLimitError,
     UnsupportedOperator,
-    find_kernel,
-)
-from onnxfold.check.reference.precision import (
-    Array,
-    Precision,
     carried,
+    find_kernel,
     is_floating,
     is_half,
     is_wide_float,

@@ -1,8 +1,7 @@
 """Data to run models on: arrays, text, tables, images, or synthetic inputs, as shards of rows."""
 
-from onnxfold.inputs.data.input_signature import InputSignature
 from onnxfold.inputs.data.samples import DataSamples, open_data, read_samples
-from onnxfold.inputs.data.shards import Batch, Data, DataOptions, Shard
+from onnxfold.inputs.data.shards import Batch, Data, DataOptions, InputSignature, Shard
 
 __all__ = [
     "Batch",

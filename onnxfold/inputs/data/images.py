@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.inputs.data.input_signature import InputSignature
-from onnxfold.inputs.data.shards import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.inputs.data.shards import Batch, DataOptions, InputSignature, Shard, blocks, optional
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 _IMAGE_RANK = 4

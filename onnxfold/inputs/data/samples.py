@@ -1,21 +1,208 @@
-"""The data at a path, of any kind, or synthetic inputs without one; the first rows as samples."""
+"""Data at a path, as samples: arrays, tables, or any other kind; synthetic inputs without one."""
 
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.inputs.data.arrays import ArrayFiles
 from onnxfold.inputs.data.images import SUFFIXES, ImageFolder, find_preprocessor
-from onnxfold.inputs.data.input_signature import InputSignature
-from onnxfold.inputs.data.shards import Array, Batch, Data, DataOptions, Shard
-from onnxfold.inputs.data.table_files import TableFiles, column_names
+from onnxfold.inputs.data.shards import (
+    Array,
+    Batch,
+    Data,
+    DataOptions,
+    InputSignature,
+    Shard,
+    blocks,
+    optional,
+)
 from onnxfold.inputs.data.text import TextFile, Tokens, find_tokenizer
+
+# Errors that numpy raises for a file that is damaged or not an array; TypeError for a .npy named
+# .npz.
+_UNREADABLE = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayFiles:
+    """Shards of arrays on disk, in the order of their names."""
+
+    files: tuple[Path, ...]
+    signature: InputSignature
+    options: DataOptions
+
+    @property
+    def kind(self) -> str:
+        return "arrays"
+
+    def shards(self) -> list[Shard]:
+        found: list[Shard] = []
+        left = self.options.rows
+        for file in self.files:
+            if left == 0:
+                break
+            part = blocks(str(file), self._rows(file), left, self.options.batch)
+            found += part
+            left = None if left is None else left - sum(s.stop - s.start for s in part)
+        return found
+
+    def _rows(self, file: Path) -> int:
+        """Return the rows of a file.
+
+        An unreadable one counts as one row, so that reading it reports why.
+        """
+        try:
+            arrays = self._load(file)
+            return len(next(iter(arrays.values())))
+        except (DataError, TypeError, StopIteration):
+            return 1
+
+    def _load(self, file: Path) -> Mapping[str, Array]:
+        try:
+            if file.suffix == ".npy":
+                return {self._only(file): np.load(file, mmap_mode="r")}
+            with np.load(file) as archive:
+                return {name: archive[name] for name in archive.files}
+        except _UNREADABLE as error:
+            raise DataError(
+                f"{file}: cannot be read as arrays ({error}); write it with numpy.savez, "
+                "or remove it (measure --skip-bad leaves it out)"
+            ) from error
+
+    def _only(self, file: Path) -> str:
+        if len(self.signature.inputs) != 1:
+            listed = ", ".join(f"'{name}'" for name in self.signature.inputs)
+            raise DataError(f"{file}: one array, but the inputs are {listed}; give them in a .npz")
+        return next(iter(self.signature.inputs))
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        arrays = self._load(Path(shard.file))
+        sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+        wanted = {name: size for name, size in sizes.items() if name in self.signature.inputs}
+        if len(set(wanted.values())) > 1:
+            told = ", ".join(f"'{name}' {size}" for name, size in wanted.items())
+            raise DataError(f"{shard.label}: the arrays have different numbers of rows: {told}")
+        mask = self.signature.mask_input(self.options.mask)
+        for start in range(shard.start, shard.stop, self.options.batch):
+            stop = min(start + self.options.batch, shard.stop)
+            part = {name: a[start:stop] if name in wanted else a for name, a in arrays.items()}
+            feeds = self.signature.suited(part, shard.label, start)
+            kept = None if mask is None else feeds[mask] != 0
+            yield Batch(feeds, stop - start, start, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFiles:
+    """Tables with a column of text, or with one column for each input of the model.
+
+    A shard is a block of rows of one row group (Parquet) or record batch (Arrow).
+    """
+
+    files: tuple[Path, ...]
+    signature: InputSignature
+    options: DataOptions
+    tokens: Tokens | None
+
+    @property
+    def kind(self) -> str:
+        return "table"
+
+    def shards(self) -> list[Shard]:
+        found: list[Shard] = []
+        left = self.options.rows
+        for file in self.files:
+            first = 0
+            for group, rows in enumerate(_group_sizes(file)):
+                part = blocks(str(file), rows, left, self.options.batch)
+                found += [Shard(s.file, first + s.start, first + s.stop, group) for s in part]
+                left = None if left is None else left - sum(s.stop - s.start for s in part)
+                first += rows
+        return found
+
+    def batches(self, shard: Shard) -> Iterator[Batch]:
+        first = sum(_group_sizes(Path(shard.file))[: shard.offset])
+        table = _group(Path(shard.file), shard.offset)
+        table = table.slice(shard.start - first, shard.stop - shard.start)
+        if self.tokens is not None:
+            yield from self.tokens.batches(self._texts(table, shard), shard)
+            return
+        mask = self.signature.mask_input(self.options.mask)
+        step = self.options.batch
+        for start in range(0, len(table), step):
+            part = table.slice(start, step)
+            row = shard.start + start
+            arrays = {
+                n: _array(part, n, shard) for n in self.signature.inputs if n in part.schema.names
+            }
+            feeds = self.signature.suited(arrays, shard.label, row)
+            yield Batch(feeds, len(part), row, None if mask is None else feeds[mask] != 0)
+
+    def _texts(self, table: Any, shard: Shard) -> list[str]:
+        column = self.options.column
+        if column not in table.schema.names:
+            listed = ", ".join(f"'{name}'" for name in table.schema.names)
+            raise DataError(f"{shard.label}: no column '{column}', but {listed}; give --column")
+        texts = table.column(column).to_pylist()
+        for number, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise DataError(f"{shard.file}, row {shard.start + number}: '{column}' is no text")
+        return list(texts)
+
+
+def column_names(file: Path) -> list[str]:
+    """Return the names of a table's columns."""
+    if file.suffix == ".parquet":
+        return list(_parquet(file).schema_arrow.names)
+    return [name for batch in _record_batches(file)[:1] for name in batch.schema.names]
+
+
+def _array(table: Any, name: str, shard: Shard) -> Any:
+    try:
+        return np.array(table.column(name).to_pylist())
+    except ValueError as error:
+        raise DataError(
+            f"{shard.label}: the rows of column '{name}' have different lengths; pad them"
+        ) from error
+
+
+def _group_sizes(file: Path) -> list[int]:
+    if file.suffix == ".parquet":
+        metadata = _parquet(file).metadata
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    return [len(batch) for batch in _record_batches(file)]
+
+
+def _group(file: Path, number: int) -> Any:
+    if file.suffix == ".parquet":
+        return _parquet(file).read_row_group(number)
+    arrow = optional("pyarrow", "pyarrow", "reading tables")
+    return arrow.Table.from_batches([_record_batches(file)[number]])
+
+
+def _parquet(file: Path) -> Any:
+    arrow = optional("pyarrow", "pyarrow", "reading Parquet")
+    try:
+        return optional("pyarrow.parquet", "pyarrow", "reading Parquet").ParquetFile(file)
+    except (OSError, arrow.ArrowException) as error:
+        raise DataError(f"{file}: cannot be read as Parquet: {error}") from error
+
+
+def _record_batches(file: Path) -> list[Any]:
+    """Return the record batches of an Arrow stream, mapped, as the datasets library writes it."""
+    arrow = optional("pyarrow", "pyarrow", "reading Arrow files")
+    try:
+        return list(arrow.ipc.open_stream(arrow.memory_map(str(file))))
+    except (OSError, arrow.ArrowException) as error:
+        raise DataError(f"{file}: cannot be read as an Arrow stream: {error}") from error
+
 
 _ARRAYS = frozenset({".npz", ".npy"})
 _TABLES = frozenset({".parquet", ".arrow"})

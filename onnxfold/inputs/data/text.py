@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxfold.errors import DataError, UsageError
-from onnxfold.inputs.data.input_signature import InputSignature
-from onnxfold.inputs.data.shards import Batch, DataOptions, Shard, blocks, optional
+from onnxfold.inputs.data.shards import Batch, DataOptions, InputSignature, Shard, blocks, optional
 
 _MADE: dict[str, Callable[[Any], Sequence[int]]] = {
     "input_ids": lambda encoding: encoding.ids,

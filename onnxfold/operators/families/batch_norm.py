@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.operators.families.transfer import Backward, Carried, Forward, refuse
 from onnxfold.refusal import RefusalCode
 

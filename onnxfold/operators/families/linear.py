@@ -21,7 +21,6 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.maps import (
     Axes,
     IndexMap,
-    certain,
     map_of,
     may_broadcast,
     varies,
@@ -102,7 +101,7 @@ class Linear:
             return None
         if index not in (*facets.data_inputs(row, len(known.factors)), row.bias):
             return None
-        axes = certain(known.operand(index))
+        axes = _certain(known.operand(index))
         if not fiber.blocks and facets.positionwise(row):
             return _everywhere(view, node, known, axes)
         outer = known.image(fiber, axes, known.output)
@@ -151,3 +150,8 @@ def without_map(node: ir.Node) -> Refusal:
     if any(node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")):
         return refuse(RefusalCode.UNKNOWN_OP, node, "transposes batches, which is not followed")
     return unknown_shape(node)
+
+
+def _certain(axes: Axes) -> Axes:
+    """Return the axes of an operand with what may broadcast taken for what does not."""
+    return tuple(tuple(label.removesuffix("?") for label in axis) for axis in axes)

@@ -113,11 +113,6 @@ def may_broadcast(axes: Axes, labels: frozenset[str]) -> bool:
     return any(label.endswith("?") and label[:-1] in labels for label in chain(*axes))
 
 
-def certain(axes: Axes) -> Axes:
-    """Return the axes of an operand with what may broadcast taken for what does not."""
-    return tuple(tuple(label.removesuffix("?") for label in axis) for axis in axes)
-
-
 def map_of(view: ModelInfo, node: ir.Node) -> IndexMap | Refusal | None:
     """Return the map of a linear operator.
 

@@ -13,19 +13,24 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Float64
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.operands import is_read_once, known_operand, known_producer
 from onnxfold.operators.families.batch_norm import channel_factors
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
 from onnxfold.options import FuseAffine
-from onnxfold.passes.affine.absorptions import absorb, absorption, refuse_few_bits_of
+from onnxfold.passes.affine.absorptions import (
+    Shifted,
+    absorb,
+    absorption,
+    refuse_few_bits_of,
+    with_new_biases,
+)
 from onnxfold.passes.affine.affine_walk import follow
-from onnxfold.passes.affine.new_biases import Shifted, with_new_biases
+from onnxfold.passes.affine.apply import FusionCandidate, settle
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.base import Settings
 from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.refusal import Refusal

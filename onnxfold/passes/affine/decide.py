@@ -18,15 +18,16 @@ from onnxfold.graph import ModelInfo
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators.families.transfer import refuse
 from onnxfold.passes.affine.absorptions import (
+    Shifted,
     absorption,
     is_kept_scale,
     kept_scale,
     refuse_few_bits_of,
+    with_new_biases,
 )
 from onnxfold.passes.affine.affine_walk import follow
-from onnxfold.passes.affine.new_biases import Shifted, with_new_biases
+from onnxfold.passes.affine.apply import FusionCandidate, settle
 from onnxfold.passes.affine.plan import Absorption, AffineFusion, AffinePlan
-from onnxfold.passes.affine.sharing import FusionCandidate, settle
 from onnxfold.passes.affine.source import AffineSource, scale_source, source_of
 from onnxfold.passes.affine.wanted import Folds, Wanted, refuse_outlying
 from onnxfold.passes.base import Settings

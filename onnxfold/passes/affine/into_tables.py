@@ -37,13 +37,18 @@ def decide(info: ModelInfo, settings: Settings) -> AffinePlan:
         for ref in settings.unproved
         if (why := settings.refuse_unproved(ref)) is not None
     ]
-    fusions = tuple(
-        AffineFusion(site.name, info.ref(site.output), True, False, (), _LEFT, tables=True)
+    found = (
+        (site.name, info.ref(site.output), source)
         for site in NORMS.of(info)
         if forms.multiplies(site)
         and not settings.excludes(site.name)
         and info.ref(site.output) not in settings.unproved
-        and _tables(info, site) is not None
+        and (source := _source(info, site)) is not None
+        and _tables(info, source) is not None
+    )
+    fusions = tuple(
+        AffineFusion(name, ref, True, source.beta is not None, (), _LEFT, tables=True)
+        for name, ref, source in found
     )
     return AffinePlan(fusions, tuple(refused))
 
@@ -53,7 +58,7 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
     del settings  # the moves are already decided
     by_output = {edit.info.ref(site.output): site for site in NORMS.of(edit.info)}
     found = [(fusion, _source(edit.info, by_output[fusion.output])) for fusion in plan.fusions]
-    tables = [_tables(edit.info, source.site) for _, source in found if source is not None]
+    tables = [None if source is None else _tables(edit.info, source) for _, source in found]
     norms = Norms(edit)
     for (fusion, source), gammas in zip(found, tables, strict=True):
         if source is None or gammas is None:
@@ -67,9 +72,11 @@ def apply(edit: Editor, plan: AffinePlan, settings: Settings) -> None:
 
 
 def _source(info: ModelInfo, site: NormSite) -> AffineSource | None:
-    """Return the factor of a norm if it is a gamma that can move without a beta."""
+    """Return the factor of a norm if it is a gamma that can move, with no beta but zeros."""
     source = source_of(info, site)
-    if not isinstance(source, AffineSource) or source.beta is not None or source.inside:
+    if not isinstance(source, AffineSource) or source.inside:
+        return None
+    if source.beta is not None and np.any(source.beta):
         return None
     gamma = source.gamma
     if gamma is None or source.value is not site.output or site.output.dtype not in _WIDE:
@@ -77,9 +84,10 @@ def _source(info: ModelInfo, site: NormSite) -> AffineSource | None:
     return None if is_kept_scale(gamma) or np.all(gamma == 1) else source
 
 
-def _tables(info: ModelInfo, site: NormSite) -> GammaTables | None:
-    source, rank = _source(info, site), info.rank(site.output)
-    if source is None or source.gamma is None or rank is None:
+def _tables(info: ModelInfo, source: AffineSource) -> GammaTables | None:
+    site = source.site
+    rank = info.rank(site.output)
+    if source.gamma is None or rank is None:
         return None
     shape = tuple(dim if isinstance(dim, int) else 1 for dim in info.shape(site.output) or ())
     sizes = tuple(dim if axis in site.fiber.axes else 1 for axis, dim in enumerate(shape))
@@ -87,4 +95,4 @@ def _tables(info: ModelInfo, site: NormSite) -> GammaTables | None:
         return None
     gamma = source.channels.spread(source.gamma / _LEFT, sizes)
     rows = tuple(() if axis in site.fiber.axes else (axis,) for axis in range(rank))
-    return gamma_tables(info, replace(site, gamma=gamma), rows, cheaper=False)
+    return gamma_tables(info, replace(site, gamma=gamma, beta=None), rows, cheaper=False)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxfold.graph.array_types import Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Float64
 from onnxfold.passes.places import Place, ReaderRef
 from onnxfold.passes.ranges import RangeWarning
 from onnxfold.refusal import Refusal, RefusalCode

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.graph.operands import is_read_once, known_operand, operands
 from onnxfold.graph.operands import operand as operand_of
 from onnxfold.norms.quotients import refuse_constant

@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Float64
+from onnxfold.graph.constants import Float64
 from onnxfold.norms import NormKind, NormSite
 from onnxfold.norms.quotients import may_wait
 from onnxfold.options import Folding, FuseAffine

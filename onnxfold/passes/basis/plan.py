@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Array, Float64
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.passes.base import Settings
 from onnxfold.passes.places import ChangedWeight, Place, ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode

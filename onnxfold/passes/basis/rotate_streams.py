@@ -77,10 +77,7 @@ class RotationWalk(BasisWalk):
             code, why = RefusalCode.FIBER_BROKEN, f"normalizes {site.fiber}, not {point.fiber}"
         elif not self.transfers.keeps_zero_mean(site):
             code = RefusalCode.AFFINE_NORM_OUTPUT
-            why = (
-                "keeps a gamma or beta, which no linear layer has taken; --fuse-affine always and "
-                "--allow-split move more"
-            )
+            why = "keeps a gamma or beta, which no linear layer has taken"
         elif site.escaping or not site.size:
             code, why = RefusalCode.STATISTICS_READ, "gives inner values to others"
         else:

@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import FLOATS, ModelInfo, node_label
-from onnxfold.graph.array_types import Array, smallest_normal
-from onnxfold.graph.edit import Editor, Lowered, set_attribute, set_input
+from onnxfold.graph.constants import Array, smallest_normal
+from onnxfold.graph.edit import Editor, set_attribute, set_input
 from onnxfold.graph.operands import known_operand, known_producer, operand
 from onnxfold.norms import NORMS, EpsilonMode, NormSite
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.plan import (
     LARGEST_HALF,

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.graph.edit import Editor
 from onnxfold.norms import NORMS, NormSite
 from onnxfold.operators.families.reactions import react

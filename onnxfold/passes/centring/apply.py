@@ -6,10 +6,10 @@ import onnx_ir as ir
 
 from onnxfold.errors import WeightOverflowError
 from onnxfold.graph import Fiber, ModelInfo
-from onnxfold.graph.edit import Editor, Lowered, change_constant, set_input
+from onnxfold.graph.edit import Editor, change_constant, set_input
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import CentringDecision
 from onnxfold.passes.centring.plan import CentringPlan, Insertion, WeightCentring

@@ -58,7 +58,7 @@ def worthwhile(
     sharing = Counter(value for site in sites for value in site.centred)
     prices = _Prices(forms, view, settings, with_beta if moved else None, sharing)
     of_elements = costs.of_elements()
-    wanted = [prices.demand(site, of_elements) for site in able]
+    wanted = [prices.at_any_price(site, of_elements) for site in able]
     exact = _cheapest(transfers, wanted, bare, settings, of_elements)
     if settings.convert_to is not None or settings.fold is Folding.ALWAYS:
         return exact, refused, {}
@@ -151,7 +151,9 @@ class _Prices:
         merged = shared > 1 and not self.forms.calls_in_place(site)  # no session makes them one
         beta = costs.adds_beta and not merged and self._keeps_beta(site)
         apart = self._joined(site)
-        gain, spent = costs.saved(done), costs.more(apart, done)
+        apart_now = self.forms.stays_in_operators(site)
+        gain = costs.centred(done) if apart_now else costs.saved(done)
+        spent = costs.more(apart, done)
         spent += costs.added(done) if beta else 0
         if merged:
             # Together they compute x - mean(x) once, as a centering does, but not as operators.
@@ -159,6 +161,12 @@ class _Prices:
         if self.view.is_dead(site.last):  # no session computes it: it folds where that is free
             return Demand(site, 1)
         return Demand(site, gain, spent, apart + beta, costs.uncertain(done))
+
+    def at_any_price(self, site: NormSite, costs: Costs) -> Demand:
+        """Return a norm that folds wherever its input is centered without an operator."""
+        demand = self.demand(site, costs)
+        least = demand.spent_ps + work(self.view.shape(site.input), site.size).elements
+        return replace(demand, gain_ps=max(demand.gain_ps, least))
 
     def _keeps_beta(self, site: NormSite) -> bool:
         """Whether the fold leaves an Add that was no operator of its own, and not of zeros."""
@@ -182,6 +190,9 @@ class _Prices:
 def _too_dear(view: ModelInfo, demand: Demand) -> Refusal:
     """Refuse a norm that would not be faster, with its savings and costs."""
     count = demand.operators
+    if not demand.spent_ps:
+        sentence = f"norm '{demand.site.name}' would save nothing without its mean{_ALWAYS}"
+        return Refusal(RefusalCode.NOT_WORTH, sentence, (node_label(demand.site.nodes[-1]),))
     more = f"{count} more operator{'' if count == 1 else 's'}"
     close = demand.gain_ps > demand.spent_ps
     margin = f", and prices are known within {microseconds(demand.margin_ps)}" if close else ""

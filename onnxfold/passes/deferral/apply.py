@@ -10,22 +10,20 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
-from onnxfold.graph.edit import Editor, Lowered, redirect, set_input, sweep
+from onnxfold.graph.edit import Editor, redirect, set_input, sweep
 from onnxfold.graph.operands import known_operand, known_producer, known_tensor
 from onnxfold.operators import facets
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.flow import sites_of
+from onnxfold.passes.deferral.flow import TableEditor, product, sites_of
 from onnxfold.passes.deferral.plan import (
     DeferralPlan,
     DeferredNorm,
     UnscaledValue,
 )
 from onnxfold.passes.deferral.readers import halving
-from onnxfold.passes.deferral.row_numbers import RowNumbers, quotient
-from onnxfold.passes.deferral.row_scale import Rows, rows_of
-from onnxfold.passes.deferral.tables import TableEditor, product
+from onnxfold.passes.deferral.row_scale import RowNumbers, Rows, quotient, rows_of
 from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factors
 from onnxfold.passes.places import ReaderRef
 from onnxfold.targets.parameters import Parameters

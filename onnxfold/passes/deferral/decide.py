@@ -25,11 +25,10 @@ from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
-from onnxfold.passes.deferral.flow import Flow, flow_of, sites_of
+from onnxfold.passes.deferral.flow import Flow, Table, flow_of, sites_of
 from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm, ScaledTable, UnscaledValue
 from onnxfold.passes.deferral.readers import centred_readers, halved_readers
 from onnxfold.passes.deferral.row_scale import RowScale
-from onnxfold.passes.deferral.tables import Table
 from onnxfold.passes.gamma_tables import gamma_tables
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.mincut import INFINITE, minimum_cut

@@ -19,8 +19,8 @@ from onnxfold.norms import NORMS, EpsilonMode, NormForm, NormKind, NormSite
 from onnxfold.norms.second_moments import MOMENTS, Moment, Moments, Statistic
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
+from onnxfold.passes.deferral.flow import tables_of
 from onnxfold.passes.deferral.row_scale import RowPower, RowScale, passed_on, row_powers
-from onnxfold.passes.deferral.tables import tables_of
 from onnxfold.refusal import Refusal, RefusalCode
 
 _REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare"})

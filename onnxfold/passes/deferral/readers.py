@@ -38,8 +38,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, follow_reshape, whole_axes
-from onnxfold.graph.array_types import Array, digits
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import Array, digits
 from onnxfold.graph.operands import known_operand, known_tensor
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets

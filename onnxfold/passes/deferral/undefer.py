@@ -12,13 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.edit import Editor, Lowered, inherit, redirect, set_input, sweep
+from onnxfold.graph.edit import Editor, inherit, redirect, set_input, sweep
 from onnxfold.graph.operands import computed_by, known_operand
 from onnxfold.norms import NormSite
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.passes.base import Settings
 from onnxfold.passes.deferral.find_deferred import DeferredSite, find_deferred
-from onnxfold.passes.deferral.row_numbers import quotient
+from onnxfold.passes.deferral.row_scale import quotient
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.targets.costs import is_wanted
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.edit import Editor, Lowered
+from onnxfold.graph.edit import Editor
 from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import NORMS
 from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.operators.new_nodes import Lowered
 from onnxfold.options import Device
 from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.quantized import quantize_fusions

@@ -19,7 +19,6 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import known_producer, only_reader, operand, operands
 from onnxfold.operators.facets import stands_before_a_weight
 from onnxfold.operators.functions import (
@@ -31,7 +30,7 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
-from onnxfold.operators.new_nodes import weight_value
+from onnxfold.operators.new_nodes import Lowered, weight_value
 from onnxfold.operators.table import row_of
 from onnxfold.passes.lower.residual import ready
 from onnxfold.passes.lower.row_scales import reduces_rows

@@ -19,9 +19,9 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
-from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import is_read_once, producer_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, axes_of, call, op_name
+from onnxfold.operators.new_nodes import Lowered
 from onnxfold.targets.norm_settings import NormSetting, of_one_setting, setting_of_call
 
 CONTRIB_DOMAIN = "com.microsoft"

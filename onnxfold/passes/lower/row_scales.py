@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Shape, keeps_dims, operator
-from onnxfold.graph.edit import Lowered
 from onnxfold.graph.operands import computed_by, is_read_once, only_reader, producer_of
 from onnxfold.norms import NORMS
 from onnxfold.operators.functions import (
@@ -29,6 +28,7 @@ from onnxfold.operators.functions import (
     call,
     op_name,
 )
+from onnxfold.operators.new_nodes import Lowered
 from onnxfold.passes.lower.residual import ready
 from onnxfold.targets.norm_settings import NormSetting, of_one_setting
 

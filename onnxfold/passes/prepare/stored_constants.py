@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, operator
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import add_constant, drop_weight, redirect, set_input, sweep
 from onnxfold.graph.operands import (
     is_read_once,

@@ -27,6 +27,7 @@ from onnxfold.passes.prepare.direct_reads import (
     pick_from_tensors,
     read_directly,
     read_from_outside,
+    reshape_whole,
 )
 from onnxfold.passes.prepare.joined_layers import join_layers
 from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
@@ -37,7 +38,6 @@ from onnxfold.passes.prepare.stored_constants import (
     merge_constant_factors,
     store_parts,
 )
-from onnxfold.passes.prepare.whole_gathers import reshape_whole
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, Reader
-from onnxfold.graph.array_types import HALVES
 from onnxfold.graph.channels import Channels
+from onnxfold.graph.constants import HALVES
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.model_info import Fact
 from onnxfold.graph.operands import known_operand, known_producer, operands

@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo, Reader
-from onnxfold.graph.array_types import Array, Float64
 from onnxfold.graph.channels import SCALAR, Channels
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.graph.operands import (
     is_read_once,
     known_operand,

@@ -6,12 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo
-from onnxfold.graph.array_types import Array
-from onnxfold.graph.edit import Editor, Lowered, set_input
+from onnxfold.graph.constants import Array
+from onnxfold.graph.edit import Editor, set_input
 from onnxfold.graph.model_info import SIZES
 from onnxfold.graph.operands import known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.options import WrittenForm
 from onnxfold.passes.base import Settings, named_sites
 from onnxfold.passes.places import ReaderRef

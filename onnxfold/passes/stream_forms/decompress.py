@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, operator, whole_axes
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import producer_of
 from onnxfold.norms import NORMS, NormKind, NormSite

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo, node_label, operator
-from onnxfold.graph.array_types import Array
+from onnxfold.graph.constants import Array
 from onnxfold.graph.edit import (
     Editor,
     change_constant,

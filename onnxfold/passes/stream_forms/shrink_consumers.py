@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, Reader, whole_axes
-from onnxfold.graph.array_types import Array
 from onnxfold.graph.channels import Channels
-from onnxfold.graph.edit import Editor, Lowered, redirect, sweep
+from onnxfold.graph.constants import Array
+from onnxfold.graph.edit import Editor, redirect, sweep
 from onnxfold.graph.operands import known_operand, known_producer
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.operators import facets
@@ -27,7 +27,7 @@ from onnxfold.operators.families.reactions import Passes, before_layout, react
 from onnxfold.operators.families.transfer import Backward, refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Affine, Statistics, call, op_name
-from onnxfold.operators.new_nodes import NewNodes
+from onnxfold.operators.new_nodes import Lowered, NewNodes
 from onnxfold.operators.table import row_of
 from onnxfold.passes.base import Settings
 from onnxfold.passes.stream_forms import shapes

@@ -7,8 +7,7 @@ to every node once.
 """
 
 from onnxfold.recognition.algebra.canonical import Canonical
-from onnxfold.recognition.algebra.coefficient import Coefficient
-from onnxfold.recognition.algebra.forms import AffineForm, Denominator
+from onnxfold.recognition.algebra.forms import AffineForm, Coefficient, Denominator
 from onnxfold.recognition.algebra.graph_state import Algebra
 from onnxfold.recognition.algebra.matcher import Match, match_graph
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import FLOATS, ModelInfo
-from onnxfold.graph.array_types import Array, is_narrowing
+from onnxfold.graph.constants import Array, is_narrowing
 from onnxfold.operators import facets
 from onnxfold.operators.families.uniform import uniform
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import row_of
-from onnxfold.recognition.algebra.coefficient import Coefficient
+from onnxfold.recognition.algebra.forms import Coefficient
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
 

@@ -7,8 +7,7 @@ from onnxfold.norms.second_moments import MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.recognition.algebra.canonical import Canonical
-from onnxfold.recognition.algebra.coefficient import Coefficient
-from onnxfold.recognition.algebra.forms import AffineForm, Form, Square
+from onnxfold.recognition.algebra.forms import AffineForm, Coefficient, Form, Square
 from onnxfold.shapes.named_sizes import SymbolicShape, fits
 
 

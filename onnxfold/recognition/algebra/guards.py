@@ -9,8 +9,7 @@ from onnxfold.graph import operator
 from onnxfold.norms.second_moments import MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.recognition.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.recognition.algebra.forms import AffineForm
+from onnxfold.recognition.algebra.forms import ONE, ZERO, AffineForm, Coefficient
 from onnxfold.recognition.algebra.graph_state import Algebra
 
 

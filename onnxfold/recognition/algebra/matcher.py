@@ -12,16 +12,17 @@ from onnxfold.norms.second_moments import MomentAxes, Statistic
 from onnxfold.norms.site import DEFAULT_EPSILON, EpsilonMode
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
-from onnxfold.recognition.algebra import (
-    moments,
-    products,
-    reshaped_forms,
-    selection,
-    summed_forms,
-)
+from onnxfold.recognition.algebra import moments, products, reshaped_forms
 from onnxfold.recognition.algebra.canonical import Canonical
-from onnxfold.recognition.algebra.coefficient import MINUS_ONE, ONE, ZERO, Coefficient
-from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form
+from onnxfold.recognition.algebra.forms import (
+    MINUS_ONE,
+    ONE,
+    ZERO,
+    AffineForm,
+    Coefficient,
+    Denominator,
+    Form,
+)
 from onnxfold.recognition.algebra.graph_state import Algebra
 from onnxfold.recognition.algebra.moments import as_moment
 
@@ -113,7 +114,7 @@ def _normalised(
 # The effect of each on a form: the grammar of recognition.
 _RULES: dict[str, _Rule] = {
     "Abs": moments.relu,
-    "Add": summed_forms.add,
+    "Add": products.add,
     "BatchNormalization": batch_normalization,
     "Cast": products.cast,
     "CastLike": products.cast,
@@ -136,9 +137,9 @@ _RULES: dict[str, _Rule] = {
     "Relu": moments.relu,
     "SimplifiedLayerNormalization": rms_operator,
     "Sqrt": moments.square_root,
-    "Sub": summed_forms.subtract,
-    "Sum": summed_forms.add,
-    "Where": selection.where,
+    "Sub": products.subtract,
+    "Sum": products.add,
+    "Where": reshaped_forms.where,
 }
 
 

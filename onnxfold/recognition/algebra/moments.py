@@ -14,8 +14,16 @@ from onnxfold.graph import keeps_dims
 from onnxfold.graph.operands import computed_by
 from onnxfold.norms.second_moments import Moment, MomentAxes, Statistic
 from onnxfold.norms.site import EpsilonMode
-from onnxfold.recognition.algebra.coefficient import ONE, ZERO, Coefficient
-from onnxfold.recognition.algebra.forms import AffineForm, Denominator, Form, Root, Square
+from onnxfold.recognition.algebra.forms import (
+    ONE,
+    ZERO,
+    AffineForm,
+    Coefficient,
+    Denominator,
+    Form,
+    Root,
+    Square,
+)
 from onnxfold.recognition.algebra.graph_state import Algebra
 
 _FACTOR_TOLERANCE = 1e-6  # 1/n is rounded to float32 before it meets n, and may be squared

@@ -13,8 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxfold.check.reference import Array, Precision, check_supported, run
-from onnxfold.check.reference.kernel import UnsupportedOperator
-from onnxfold.check.reference.precision import is_floating
+from onnxfold.check.reference.kernel import UnsupportedOperator, is_floating
 
 # Drawn at random, or answered in sequences and optionals, which no model output here can be.
 _LEFT_OUT = ("bernoulli", "training_dropout", "sequence", "optional", "loop16_seq", "if_opt")

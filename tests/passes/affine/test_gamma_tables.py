@@ -9,6 +9,7 @@ import pytest
 import onnxfold
 from onnxfold.passes import gamma_tables as tables_of_gammas
 from onnxfold.passes.affine import into_tables
+from tests.graphs import Array
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.test_rotary_tables import CASES, SIZE, _model
 
@@ -34,6 +35,41 @@ def test_always_moves_gammas_into_tables(case: str, target: str) -> None:
     assert not again.changed
     kept = onnxfold.optimize(model, target=target, check=0)
     assert not any(fusion.tables for fusion in kept.plan.fusions)
+
+
+def _add_betas(model: ir.Model, beta: Array) -> None:
+    """Add a beta after the gamma of each norm of queries and keys."""
+    added = ir.Value(name="beta", const_value=ir.tensor(beta, name="beta"))
+    model.graph.register_initializer(added)
+    for each in [node for node in model.graph if node.outputs[0].name in ("qh", "kh")]:
+        node = ir.node("Add", [each.outputs[0], added])
+        node.outputs[0].name = f"{each.outputs[0].name}.beta"
+        each.outputs[0].replace_all_uses_with(node.outputs[0])
+        node.replace_input_with(0, each.outputs[0])
+        model.graph.insert_after(each, node)
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_a_beta_of_zeros_goes_with_the_gamma(target: str) -> None:
+    """A second run would see no beta, and move the gamma then."""
+    tables, turn, width, opset = CASES["halves, cached"]
+    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    _add_betas(model, np.zeros(SIZE))
+    result = onnxfold.optimize(model, target=target, fuse_affine="always", check=0)
+    assert "left_out" not in result.report
+    moved = [fusion for fusion in result.plan.fusions if fusion.tables]
+    assert [(fusion.gamma, fusion.beta) for fusion in moved] == [(True, True)] * 2
+    assert error(model, result.model) < BOUND
+    again = onnxfold.optimize(result.model, target=target, fuse_affine="always", check=0)
+    assert not again.changed
+
+
+def test_another_beta_keeps_the_gamma() -> None:
+    tables, turn, width, opset = CASES["halves, cached"]
+    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    _add_betas(model, np.array([0.0, 0.0, 0.0, 1.0]))
+    result = onnxfold.optimize(model, fuse_affine="always", check=0)
+    assert not any(fusion.tables for fusion in result.plan.fusions)
 
 
 @pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23, neighbours"])

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 
 import onnxfold
 from onnxfold.graph import ModelInfo
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.options import Target
 from onnxfold.passes.affine import apply
 from onnxfold.passes.affine.decide import decide

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.errors import ModelError, UsageError
-from onnxfold.report import basis_lines
+from onnxfold.report import printed
 from tests.builders import pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, post_norms, tied_at_once, wide_stream
 from tests.soundness.float64 import evaluate, relative_error
@@ -101,7 +101,7 @@ def test_a_size_without_a_hadamard_matrix_is_said() -> None:
     result = rotated(model)
     (stream,) = result.report["rotated_streams"]["streams"]
     assert (stream["size"], stream["matrix"], stream["substituted"]) == (18, "random", True)
-    (line, *_) = basis_lines.rotated(result.report)
+    (line, *_) = printed.rotated(result.report)
     assert "by a random matrix of 18, for want of a Hadamard matrix, seed 0" in line
 
 
@@ -118,7 +118,19 @@ def test_a_layer_norm_that_does_not_fold_is_named() -> None:
 
 def test_a_gamma_that_stays_is_named() -> None:
     said = refused(wide_stream("rms pieces", 1.0), fuse_affine="never")
-    assert "norm 'norm0.node' keeps a gamma or beta" in said
+    assert said.endswith("norm 'norm0.node' keeps a gamma or beta, which no linear layer has taken")
+
+
+def test_why_a_gamma_stays_is_told_for_options_may_not_help() -> None:
+    made = wide_stream("rms pieces", 1.0)
+    (norm,) = (node for node in made.graph.node if node.name == "norm0.node")
+    made.graph.output.append(onnx.helper.make_empty_tensor_value_info(norm.output[0]))
+    said = refused(made)
+    assert (
+        f"keeps a gamma or beta, which no linear layer has taken: '{norm.output[0]}' is an output"
+        in said
+    )
+    assert "--" not in said
 
 
 def test_a_post_norm_is_named() -> None:
@@ -126,7 +138,9 @@ def test_a_post_norm_is_named() -> None:
 
 
 def test_a_tied_table_that_may_not_be_stored_twice_keeps_the_last_gamma() -> None:
-    assert "norm 'last.node' keeps a gamma" in refused(tied_at_once(1.0), allow_split=0)
+    said = refused(tied_at_once(1.0), allow_split=0)
+    assert "norm 'last.node' keeps a gamma" in said
+    assert said.endswith("and is too large to store twice; allow_split=2048 allows it")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from onnxfold.graph import Fiber
 from onnxfold.graph.constants import constant_tensor
 from onnxfold.passes.base import Settings
 from onnxfold.passes.centring.decide import decide
-from onnxfold.passes.paper_counts import paper_counts
+from onnxfold.passes.findings import paper_counts
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.target import Target

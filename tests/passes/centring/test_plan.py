@@ -10,7 +10,7 @@ import pytest
 import onnxfold
 from onnxfold.graph import AxisBlock, Fiber
 from onnxfold.passes.centring.plan import Fold, Insertion, WeightCentring
-from onnxfold.passes.paper_counts import PaperCounts, paper_counts
+from onnxfold.passes.findings import PaperCounts, paper_counts
 from onnxfold.passes.places import ReaderRef
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare

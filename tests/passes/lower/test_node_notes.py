@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.passes.lower.node_notes import SOURCE_KEY
+from onnxfold.passes.lower.opset import SOURCE_KEY
 from tests.builders import post_norm_model, pre_norm_model
 from tests.sessions import executed, outputs
 

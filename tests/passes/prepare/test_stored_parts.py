@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxfold
-from onnxfold.model_io.sources import open_source
+from onnxfold.model_io.load import open_source
 from onnxfold.passes.prepare.working_copy import prepare
 
 _NORM = "h = MatMul(x, A) n = LayerNormalization<axis=-1>(h, gamma, beta) "

@@ -10,7 +10,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxfold
-from onnxfold.passes.prepare.whole_gathers import reshape_whole
+from onnxfold.passes.prepare.direct_reads import reshape_whole
 from onnxfold.shapes import infer
 from tests import graphs
 

@@ -4,9 +4,8 @@
 
 import numpy as np
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.activation import softmax
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import Array, Call, kernel
+from onnxfold.check.reference.kernels.elementwise import softmax
 
 _DOMAIN = "com.microsoft"
 

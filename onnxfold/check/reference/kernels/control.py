@@ -6,8 +6,7 @@ from typing import cast
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference.kernel import Call, Datum, kernel
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import Array, Call, Datum, kernel
 
 
 @kernel("If", raw=True)

@@ -1,12 +1,84 @@
-"""Conv, ConvTranspose and ConvInteger over any number of spatial axes."""
+"""Convolutions and poolings over any number of spatial axes, and their windows."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import numpy as np
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.windows import Windows, padded, windows_of
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import Array, Call, is_floating, kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Where a kernel slides over spatial axes; each tuple has one entry per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """Positions inside the kernel, in row-major order."""
+        return product(*(range(k) for k in self.kernel))
+
+    def view(self, x: Array, offset: tuple[int, ...]) -> Array:
+        """Return x at kernel position `offset`, padded x: [..., *spatial] -> [..., *sizes]."""
+        index = [
+            slice(o * d, o * d + (n - 1) * s + 1, s)
+            for o, d, s, n in zip(offset, self.dilations, self.strides, self.sizes, strict=True)
+        ]
+        return x[tuple([slice(None)] * (x.ndim - len(index)) + index)]
+
+
+def windows_of(call: Call, spatial: tuple[int, ...], kernel: tuple[int, ...]) -> Windows:
+    """Read strides, dilations, pads, auto_pad and ceil_mode of a convolution or pooling."""
+    rank = len(kernel)
+    strides = call.integers("strides") or (1,) * rank
+    dilations = call.integers("dilations") or (1,) * rank
+    extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    auto = call.text("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        sizes = tuple(-(-n // s) for n, s in zip(spatial, strides, strict=True))
+        total = tuple(
+            max((o - 1) * s + e - n, 0)
+            for o, s, e, n in zip(sizes, strides, extent, spatial, strict=True)
+        )
+        less, more = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+        begins, ends = (less, more) if auto == "SAME_UPPER" else (more, less)
+        return Windows(kernel, strides, dilations, begins, ends, sizes)
+    pads = (0,) * (2 * rank) if auto == "VALID" else call.integers("pads") or (0,) * (2 * rank)
+    begins, ends = pads[:rank], pads[rank:]
+    sizes = tuple(
+        _size(n + b + e, x, s, n + b, ceil=bool(call.integer("ceil_mode", 0)))
+        for n, b, e, x, s in zip(spatial, begins, ends, extent, strides, strict=True)
+    )
+    # In ceil mode the last window may reach beyond the padding.
+    ends = tuple(
+        max(e, (o - 1) * s + x - n - b)
+        for e, o, s, x, n, b in zip(ends, sizes, strides, extent, spatial, begins, strict=True)
+    )
+    return Windows(kernel, strides, dilations, begins, ends, sizes)
+
+
+def _size(padded_size: int, extent: int, stride: int, start_limit: int, *, ceil: bool) -> int:
+    if not ceil:
+        return (padded_size - extent) // stride + 1
+    size = -(-(padded_size - extent) // stride) + 1
+    # A window that starts in the padding at the end does not count.
+    return size - 1 if (size - 1) * stride >= start_limit else size
+
+
+def padded(x: Array, windows: Windows, value: float | int) -> Array:
+    """x: [N, C, *spatial] with the windows' padding filled with `value`."""
+    if not any(windows.begins) and not any(windows.ends):
+        return x
+    widths = [(0, 0), (0, 0), *zip(windows.begins, windows.ends, strict=True)]
+    return np.pad(x, widths, constant_values=np.asarray(value, dtype=x.dtype))
+
 
 # From this many input channels per group on, one matrix product per kernel position is as fast as
 # one product over gathered patches, and needs no copy of the patches.
@@ -147,3 +219,101 @@ def conv_transpose(call: Call, x: Array, w: Array, b: Array | None = None) -> Ar
     inside = [slice(None)] * 2 + [slice(o, o + z) for o, z in zip(begins, size, strict=True)]
     y = y[tuple(inside)]
     return y if b is None else np.asarray(y + _per_channel(b, rank))
+
+
+def _windows(call: Call, x: Array) -> Windows:
+    shape = call.integers("kernel_shape")
+    if shape is None:
+        raise call.unsupported("pooling without kernel_shape")
+    return windows_of(call, x.shape[2:], shape)
+
+
+def _flat_positions(shape: tuple[int, ...], *, column_major: bool) -> Array:
+    """For x: [N, C, *spatial] the number of each element in memory order, as MaxPool counts."""
+    spatial = shape[2:]
+    inner = np.arange(int(np.prod(spatial))).reshape(spatial, order="F" if column_major else "C")
+    rows = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *(1 for _ in spatial))
+    return np.asarray(rows * int(np.prod(spatial)) + inner)
+
+
+@kernel("MaxPool", result_like=(0, None))
+def max_pool(call: Call, x: Array) -> Array | tuple[Array, Array]:
+    windows = _windows(call, x)
+    lowest = -np.inf if is_floating(x.dtype) else np.iinfo(x.dtype).min
+    values = padded(x, windows, lowest)
+    best = np.full((*x.shape[:2], *windows.sizes), lowest, dtype=x.dtype)
+    if not call.wants(1):
+        for offset in windows.offsets():
+            best = np.maximum(best, windows.view(values, offset))
+        return best
+    order = _flat_positions(x.shape, column_major=bool(call.integer("storage_order", 0)))
+    numbers = padded(order, windows, -1)
+    where = np.full(best.shape, -1, dtype=np.int64)
+    for offset in windows.offsets():
+        value, number = windows.view(values, offset), windows.view(numbers, offset)
+        better = (number >= 0) & ((value > best) | (where < 0))
+        best, where = np.where(better, value, best), np.where(better, number, where)
+    return best, where
+
+
+@kernel("AveragePool")
+def average_pool(call: Call, x: Array) -> Array:
+    windows = _windows(call, x)
+    values = padded(x, windows, 0)
+    # Padding that ceil mode adds at the end never counts, not even with count_include_pad.
+    ones = np.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
+    if call.integer("count_include_pad", 0):
+        pads = call.integers("pads") or (0,) * (2 * len(windows.kernel))
+        half = len(pads) // 2
+        widths = [(0, 0), (0, 0), *zip(pads[:half], pads[half:], strict=True)]
+        if call.text("auto_pad", "NOTSET").startswith("SAME"):
+            widths = [(0, 0), (0, 0), *zip(windows.begins, windows.ends, strict=True)]
+        ones = np.pad(ones, widths, constant_values=np.ones((), dtype=x.dtype))
+    missing = [
+        (0, 0) if i < 2 else _missing(ones.shape[i], values.shape[i], windows.begins[i - 2], call)
+        for i in range(x.ndim)
+    ]
+    ones = np.pad(ones, missing)
+    total = np.zeros((*x.shape[:2], *windows.sizes), dtype=x.dtype)
+    count = np.zeros((1, 1, *windows.sizes), dtype=x.dtype)
+    for offset in windows.offsets():
+        total += windows.view(values, offset)
+        count += windows.view(ones, offset)
+    return np.asarray(total / count)
+
+
+def _missing(have: int, want: int, begin: int, call: Call) -> tuple[int, int]:
+    before = 0 if call.integer("count_include_pad", 0) else begin
+    return before, want - have - before
+
+
+@kernel("LpPool")
+def lp_pool(call: Call, x: Array) -> Array:
+    windows = _windows(call, x)
+    p = call.integer("p", 2)
+    values = padded(np.abs(x) ** p, windows, 0)
+    total = np.zeros((*x.shape[:2], *windows.sizes), dtype=x.dtype)
+    for offset in windows.offsets():
+        total += windows.view(values, offset)
+    return np.asarray(total ** np.asarray(1 / p, dtype=x.dtype))
+
+
+def _spatial(x: Array) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+@kernel("GlobalAveragePool")
+def global_average_pool(call: Call, x: Array) -> Array:
+    return np.asarray(np.mean(x, axis=_spatial(x), keepdims=True))
+
+
+@kernel("GlobalMaxPool")
+def global_max_pool(call: Call, x: Array) -> Array:
+    return np.asarray(np.max(x, axis=_spatial(x), keepdims=True))
+
+
+@kernel("GlobalLpPool")
+def global_lp_pool(call: Call, x: Array) -> Array:
+    p = call.integer("p", 2)
+    total = np.sum(np.abs(x) ** p, axis=_spatial(x), keepdims=True)
+    return np.asarray(total ** np.asarray(1 / p, dtype=x.dtype))

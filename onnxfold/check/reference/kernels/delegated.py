@@ -10,8 +10,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx.reference.ops import load_op
 
-from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
-from onnxfold.check.reference.precision import Precision
+from onnxfold.check.reference.kernel import Call, Datum, Output, Precision, kernel
 from onnxfold.operators.table import op_types
 
 # Attributes that name the compute type, which under FLOAT64 is float64 anyway.

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.activation import gelu_tanh, quick_gelu, softmax
+from onnxfold.check.reference.kernel import Array, Call, kernel
+from onnxfold.check.reference.kernels.elementwise import gelu_tanh, quick_gelu, softmax
 from onnxfold.check.reference.kernels.quantization import unpacked
-from onnxfold.check.reference.precision import Array
 
 _DOMAIN = "com.microsoft"
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {

@@ -1,11 +1,19 @@
-"""Operators that move, split and join numbers without computing on them."""
+"""Operators that move, pick and create numbers without computing on them."""
 
-from typing import Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import (
+    Array,
+    Call,
+    Precision,
+    is_floating,
+    is_quantized_float,
+    kernel,
+)
 
 
 def _axes(call: Call, axes: Array | None) -> tuple[int, ...] | None:
@@ -152,3 +160,173 @@ def trilu(call: Call, x: Array, k: Array | None = None) -> Array:
     mask = np.tri(x.shape[-2], x.shape[-1], diagonal - call.integer("upper", 1), dtype=bool)
     keep = ~mask if call.integer("upper", 1) else mask
     return np.where(keep, x, np.zeros((), dtype=x.dtype))
+
+
+_COMBINE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def _write(call: Call, out: Array, where: tuple[Array, ...], updates: Array) -> Array:
+    how = call.text("reduction", "none")
+    if how == "none":
+        out[where] = updates
+    else:
+        _COMBINE[how].at(out, where, updates)
+    return out
+
+
+def _along_axis(indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
+    """Index arrays that address, for each element of `indices`, the place along `axis`."""
+    where: list[Array] = list(np.indices(indices.shape, sparse=True))
+    where[axis] = np.where(indices < 0, indices + shape[axis], indices)
+    return tuple(where)
+
+
+@kernel("Gather", raw=True)
+def gather(call: Call, x: Array, indices: Array) -> Array:
+    axis = call.integer("axis", 0)
+    size = x.shape[axis]
+    if indices.size and not (-size <= int(indices.min()) and int(indices.max()) < size):
+        raise IndexError(f"index {int(indices.max())} is out of range for {size} rows")
+    call.check_size([indices.size, x.size / max(size, 1)])
+    return np.take(x, indices, axis=axis)
+
+
+@kernel("GatherElements", raw=True)
+def gather_elements(call: Call, x: Array, indices: Array) -> Array:
+    axis = call.integer("axis", 0) % x.ndim
+    return np.asarray(x[_along_axis(indices, x.shape, axis)])
+
+
+@kernel("GatherND", raw=True)
+def gather_nd(call: Call, x: Array, indices: Array) -> Array:
+    batch = call.integer("batch_dims", 0)
+    depth = indices.shape[-1]
+    call.check_size([*indices.shape[:-1], *x.shape[batch + depth :]])
+    flat = x.reshape(-1, *x.shape[batch:])
+    places = indices.reshape(flat.shape[0], -1, depth)
+    rows = np.arange(flat.shape[0]).reshape(-1, 1)
+    picked = np.asarray(flat[(rows, *(places[..., i] for i in range(depth)))])
+    return picked.reshape(*indices.shape[:-1], *x.shape[batch + depth :])
+
+
+@kernel("Scatter", "ScatterElements")
+def scatter_elements(call: Call, x: Array, indices: Array, updates: Array) -> Array:
+    axis = call.integer("axis", 0) % x.ndim
+    return _write(call, x.copy(), _along_axis(indices, x.shape, axis), updates)
+
+
+@kernel("ScatterND")
+def scatter_nd(call: Call, x: Array, indices: Array, updates: Array) -> Array:
+    where = tuple(indices[..., i] for i in range(indices.shape[-1]))
+    return _write(call, x.copy(), where, updates)
+
+
+@kernel("OneHot")
+def one_hot(call: Call, indices: Array, depth: Array, values: Array) -> Array:
+    count = int(depth.reshape(-1)[0])
+    call.check_size([indices.size, count])
+    rank = indices.ndim + 1
+    axis = call.integer("axis", -1) % rank
+    places = indices.astype(np.int64)
+    places = np.expand_dims(np.where(places < 0, places + count, places), axis)
+    classes = np.arange(count).reshape([-1 if i == axis else 1 for i in range(rank)])
+    return np.asarray(np.where(places == classes, values[1], values[0]))
+
+
+def cast_to(x: Array, dtype: np.dtype[Any], precision: Precision, *, saturate: bool) -> Array:
+    """The array in `dtype`.
+
+    Under FLOAT64 a cast among the wide floats does not round; a cast to eight bits or fewer does,
+    because it is quantization.
+    """
+    if is_quantized_float(dtype):
+        wide = x.astype(np.float32)
+        if saturate:
+            # finfo does not know the types of ml_dtypes.
+            limit = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]  # no types
+            wide = np.clip(wide, -limit, limit)
+        return wide.astype(dtype)
+    if precision is Precision.FLOAT64 and is_floating(dtype):
+        return x.astype(np.float64, copy=False)
+    return x.astype(dtype, copy=False)
+
+
+def _numpy_dtype(call: Call, number: int) -> np.dtype[Any]:
+    kind = ir.DataType(number)
+    if kind in (ir.DataType.STRING, ir.DataType.FLOAT8E8M0):
+        raise call.unsupported(f"{kind.name} as a type to cast to")
+    return kind.numpy()
+
+
+@kernel("Cast", raw=True)
+def cast_kernel(call: Call, x: Array) -> Array:
+    if x.dtype.kind in "OUS":
+        x = x.astype(np.float64)
+    dtype = _numpy_dtype(call, call.integer("to", 0))
+    return cast_to(x, dtype, call.precision, saturate=bool(call.integer("saturate", 1)))
+
+
+@kernel("CastLike", raw=True)
+def cast_like(call: Call, x: Array, target: Array) -> Array:
+    saturate = bool(call.integer("saturate", 1))
+    return cast_to(x, target.dtype, call.precision, saturate=saturate)
+
+
+@kernel("Constant", raw=True)
+def constant(call: Call) -> Array:
+    tensor = call.tensor("value")
+    if tensor is not None:
+        return tensor.numpy()
+    for name, kind in (("value_float", np.float32), ("value_int", np.int64)):
+        if call.has(name):
+            return np.asarray(call.attributes[name].value, dtype=kind)
+        if call.has(f"{name}s"):
+            return np.asarray(call.attributes[f"{name}s"].value, dtype=kind)
+    for name in ("value_string", "value_strings"):
+        if call.has(name):
+            return np.asarray(call.attributes[name].value, dtype=object)
+    raise call.unsupported("a sparse constant")
+
+
+@kernel("ConstantOfShape", raw=True)
+def constant_of_shape(call: Call, shape: Array) -> Array:
+    call.check_size(shape)
+    tensor = call.tensor("value")
+    value = np.zeros(1, np.float32) if tensor is None else tensor.numpy()
+    return np.full(tuple(int(d) for d in shape), value.reshape(-1)[0], dtype=value.dtype)
+
+
+@kernel("Shape", raw=True)
+def shape_kernel(call: Call, x: Array) -> Array:
+    end = call.integer("end", x.ndim)
+    return np.asarray(x.shape[call.integer("start", 0) : end], dtype=np.int64)
+
+
+@kernel("Size", raw=True)
+def size(call: Call, x: Array) -> Array:
+    return np.asarray(x.size, dtype=np.int64)
+
+
+@kernel("Range")
+def range_kernel(call: Call, start: Array, limit: Array, delta: Array) -> Array:
+    first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
+    call.check_size([float(abs((last - first) / step))])
+    count = max(int(np.ceil((last - first) / step)), 0)
+    return np.asarray(first + np.arange(count, dtype=start.dtype) * step, dtype=start.dtype)
+
+
+@kernel("EyeLike")
+def eye_like(call: Call, x: Array) -> Array:
+    dtype = _numpy_dtype(call, call.integer("dtype", 0)) if call.has("dtype") else x.dtype
+    rows, columns = x.shape
+    return np.eye(rows, columns, k=call.integer("k", 0)).astype(dtype)
+
+
+@kernel("NonZero", raw=True)
+def non_zero(call: Call, x: Array) -> Array:
+    return np.asarray(np.nonzero(np.atleast_1d(x)), dtype=np.int64)

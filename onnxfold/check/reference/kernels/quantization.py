@@ -8,12 +8,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.convolution import convolve
-from onnxfold.check.reference.kernels.linear import integer_matmul
-from onnxfold.check.reference.kernels.tensors import cast_to
-from onnxfold.check.reference.kernels.windows import padded, windows_of
-from onnxfold.check.reference.precision import Array, Precision, is_floating
+from onnxfold.check.reference.kernel import Array, Call, Precision, is_floating, kernel
+from onnxfold.check.reference.kernels.convolution import convolve, padded, windows_of
+from onnxfold.check.reference.kernels.layout import cast_to
+from onnxfold.check.reference.kernels.reduction import integer_matmul
 
 _PART = 1 << 20  # numbers of a weight that are brought back from their codes at a time
 

@@ -9,8 +9,7 @@ from hashlib import sha256
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import Array, Call, kernel
 
 
 def _generator(call: Call) -> np.random.Generator:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxfold.check.reference.kernel import Call, kernel
-from onnxfold.check.reference.kernels.activation import expit
-from onnxfold.check.reference.precision import Array
+from onnxfold.check.reference.kernel import Array, Call, kernel
+from onnxfold.check.reference.kernels.elementwise import expit
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": expit,

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from onnxfold.check.reference.kernel import Call, Datum, Output, kernel
+from onnxfold.check.reference.kernel import Array, Call, Datum, Output, kernel
 from onnxfold.check.reference.kernels.delegated import delegated
-from onnxfold.check.reference.precision import Array
 from onnxfold.graph.sequences import is_unbind
 from onnxfold.operators.table import op_types
 
