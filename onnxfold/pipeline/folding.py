@@ -52,7 +52,7 @@ from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.decide import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.opset import name_sources
-from onnxfold.passes.prepare.working_copy import Prepared, as_given, prepare
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.scales.decide import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
@@ -73,6 +73,7 @@ from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, step
+from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import name_sizes, size_names

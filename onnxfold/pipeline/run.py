@@ -34,13 +34,14 @@ from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.opset import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
-from onnxfold.passes.prepare.working_copy import Prepared, as_given, prepare
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import advice, check, count, notes, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
+from onnxfold.proof.states import as_given
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection

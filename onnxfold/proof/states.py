@@ -4,14 +4,18 @@ A state that every step of a loop hands on is the value that the loop begins wit
 such weights as states, or read them from outside its loops.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import zip_longest
 
 import onnx
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, operator
+from onnxfold.graph.edit import set_input
 from onnxfold.graph.equality import same_attributes, same_default
+from onnxfold.graph.traversal import all_nodes
+from onnxfold.shapes import infer
+from onnxfold.shapes.inference import list_less
 
 # Of the first state, among the inputs of the node and of its body; among the outputs of the body.
 _FIRST = {"Loop": (2, 1), "Scan": (0, 0)}
@@ -22,11 +26,12 @@ _Places = frozenset[int]
 class ConstantStates:
     """The states of one model that stay as they are, and what loops have without them."""
 
-    def __init__(self, view: ModelInfo):
+    def __init__(self, model: ir.Model):
         self._same: dict[ir.Value, ir.Value] = {}
         self._gone: dict[ir.Node | ir.Graph, tuple[_Places, _Places]] = {}  # inputs, outputs
-        for node in view.nodes():
-            old = operator(node) == "Scan" and view.opset < _SCAN_WITHOUT_BATCHES
+        batches = model.graph.opset_imports.get("", 1) < _SCAN_WITHOUT_BATCHES
+        for node in all_nodes(model):
+            old = operator(node) == "Scan" and batches
             if operator(node) in _FIRST and not old:
                 self._look_at(node, node.attributes["body"].as_graph())
 
@@ -36,13 +41,19 @@ class ConstantStates:
         found: list[int] = []
         for state in range(len(loop.inputs) - first - scanned):
             inside, begin = body.inputs[first + state], loop.inputs[first + state]
-            if begin is not None and _is_handed_on(inside, body.outputs[after + state]):
+            if begin is not None and _comes_of(body.outputs[after + state], (inside, begin)):
                 self._same[inside] = self._same[loop.outputs[state]] = begin
                 found.append(state)
         if found:
             inputs = frozenset(first + state for state in found)
             self._gone[loop] = (inputs, frozenset(found))
             self._gone[body] = (inputs, frozenset(after + state for state in found))
+
+    def read_first(self) -> None:
+        """Let all that reads such a state read the value that it begins with, in place."""
+        for state, begin in self._same.items():
+            for use in tuple(state.uses()):
+                set_input(use.node, use.idx, begin)
 
     def begins(self, value: ir.Value | None) -> ir.Value | None:
         """Return the value that a state is, from outside all loops, or the value itself."""
@@ -67,20 +78,31 @@ class ConstantStates:
         return [value for index, value in enumerate(body.outputs) if index not in gone]
 
 
-def _is_handed_on(before: ir.Value, after: ir.Value) -> bool:
-    """Whether the next value of a state is its value, maybe through Identity."""
-    value: ir.Value | None = after
-    while value is not None and value is not before:
+def _comes_of(value: ir.Value | None, among: Collection[ir.Value]) -> bool:
+    """Whether a value is one of these, maybe through Identity."""
+    while value is not None and value not in among:
         node = value.producer()
         value = node.inputs[0] if node is not None and operator(node) == "Identity" else None
-    return value is before
+    return value is not None
+
+
+def as_given(model: ir.Model, *, inferred: bool = False) -> ModelInfo:
+    """Return the facts of a copy of a model to start a proof from, or to end it at.
+
+    Types and shapes are inferred unless they are known, and readers of states that every step of a
+    loop hands on read what the loop begins with: of constants, constants are computed.
+    """
+    clone = model.clone()
+    listed = list_less(clone)
+    ConstantStates(clone).read_first()
+    return ModelInfo(clone) if inferred and not listed else infer(clone)
 
 
 class Twins:
     """Nodes of two models that compute the same of equal operands."""
 
     def __init__(self, before: ModelInfo, after: ModelInfo):
-        self.old, self.new = ConstantStates(before), ConstantStates(after)
+        self.old, self.new = ConstantStates(before.model), ConstantStates(after.model)
         self._before, self._after = before, after
         self._same_bodies: dict[tuple[ir.OperatorIdentifier, ir.OperatorIdentifier], bool] = {}
 

@@ -20,7 +20,7 @@ from onnxfold.passes.findings import Findings
 from onnxfold.passes.lower.decide import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.working_copy import as_given, prepare
+from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.finalize import finished, note, settle_functions
@@ -28,6 +28,7 @@ from onnxfold.pipeline.folding import residual_calls
 from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
+from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers

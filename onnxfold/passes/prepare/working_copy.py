@@ -41,8 +41,8 @@ from onnxfold.passes.prepare.stored_constants import (
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
+from onnxfold.shapes.inference import list_less
 
-_OVERRIDABLE_SINCE_IR = 4
 # The edits of constants after the parts, in order: later ones see what earlier ones created.
 _GIVEN = (
     fold_constants,
@@ -96,7 +96,7 @@ def prepare(
     ModelError for recursive functions.
     """
     clone = model.clone() if copy else model
-    inferred &= not _list_less(clone)
+    inferred &= not list_less(clone)
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
@@ -112,25 +112,6 @@ def prepare(
         info = ModelInfo(clone)
     unsplit = (*_left_whole(clone), *left)
     return Prepared(info, inlined, split, unsplit, not (compressed or deferred))
-
-
-def as_given(model: ir.Model, *, inferred: bool = False) -> ModelInfo:
-    """Return the facts of a copy that the proof compares a working copy, or a version, with."""
-    clone = model.clone()
-    return ModelInfo(clone) if not _list_less(clone) and inferred else infer(clone)
-
-
-def _list_less(model: ir.Model) -> bool:
-    """Remove initializers from the inputs in old files, which list all; whether it is one.
-
-    Every initializer had to be listed, and could not be overridden.
-    """
-    if model.ir_version >= _OVERRIDABLE_SINCE_IR:
-        return False
-    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
-
-    RemoveInitializersFromInputsPass()(model)
-    return True
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
