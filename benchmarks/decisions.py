@@ -55,7 +55,6 @@ _PROBES = "_noted_reached", "_noted_order", "_noted_start", "_noted_end"
 
 
 Functions = dict[CodeType, list[FunctionType]]
-Turns = Callable[[ast.AST], Iterator[ast.expr]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +98,21 @@ class _Swap(ast.NodeTransformer):
         return self._new if node is self._old else self.generic_visit(node)
 
 
-def mutants_of(path: Path, first: int = 0, turns: Turns = turned) -> Iterator[Callable[[], Mutant]]:
+def mutants_of(path: Path, first: int = 0) -> Iterator[Callable[[], Mutant]]:
     """Yield a maker of each mutant of a module; they are numbered from ``first`` on."""
     source = path.read_text()
-    for number in range(len(_pairs(ast.parse(source), turns))):
-        yield partial(_mutant, path, source, number, first, turns)
+    for number in range(len(_pairs(ast.parse(source)))):
+        yield partial(_mutant, path, source, number, first)
 
 
-def _pairs(tree: ast.AST, turns: Turns = turned) -> list[tuple[ast.expr, ast.expr]]:
+def _pairs(tree: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
-    return [(node, new) for node in nodes for new in turns(node)]
+    return [(node, new) for node in nodes for new in turned(node)]
 
 
-def _mutant(path: Path, source: str, number: int, first: int, turns: Turns) -> Mutant:
+def _mutant(path: Path, source: str, number: int, first: int) -> Mutant:
     tree = ast.parse(source)
-    old, new = _pairs(tree, turns)[number]
+    old, new = _pairs(tree)[number]
     words = old.lineno, ast.unparse(old), ast.unparse(new)
     ast.fix_missing_locations(_Swap(old, new).visit(tree))
     module = str(path).removeprefix(f"{ROOT}/")

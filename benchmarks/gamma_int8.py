@@ -25,12 +25,13 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from onnx import numpy_helper, parser
-from onnxruntime.quantization import quantize_dynamic
 
 import onnxfold
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, write
+from benchmarks.rows import RESULTS, Row, tell, write
 from onnxfold.passes.affine.wanted import growth
+from onnxfold.tuning.facts import ModelFacts
+from onnxfold.tuning.steps import STEPS, Context
 from onnxfold.weights.edited import evaluated
 
 ROWS, SEEDS = 96, 3
@@ -93,13 +94,8 @@ def errors(case: Case, folder: Path) -> dict[tuple[str, bool], float]:
     for chosen in ("always", "never"):
         made = onnxfold.optimize(case.model, target="ort", check=None, fuse_affine=chosen).model
         onnx.save(made, folder / "float.onnx")
-        for channel in (False, True):
-            quantize_dynamic(
-                folder / "float.onnx",
-                folder / "int8.onnx",
-                per_channel=channel,
-                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-            )
+        for channel, step in ((False, "int8"), (True, "int8-channel")):
+            STEPS[step].apply(folder / "float.onnx", folder / "int8.onnx", Context(ModelFacts("")))
             output = _run((folder / "int8.onnx").read_bytes(), case.feeds)
             error = np.sqrt(np.mean((output - truth) ** 2) / np.mean(truth**2))
             found[chosen, channel] = 100 * float(error)
@@ -121,8 +117,8 @@ def _moves(case: Case) -> bool:
     return all(fusion.gamma for fusion in plan.fusions)
 
 
-def _rows(models: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield what is common to the seeds of a row, and how a seed makes its case."""
+def _grid(models: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield what is common to the seeds of a row."""
     grid = itertools.product(WEIGHTS, (128, 768), (1, 3, 16), _LARGEST)
     for weights, width, outliers, times in grid:
         if times > 1 or outliers == 1:
@@ -140,40 +136,42 @@ def _case(row: tuple[Any, ...], seed: int) -> Case:
     return planted(subject, outliers, times, seed)
 
 
+def _row(given: tuple[Any, ...], folder: Path) -> Row:
+    """Measure one layer or model.
+
+    ``times`` is what ``outliers`` elements of gamma were multiplied by. ``weights``: for single
+    layers, normal, of a Student t of 4 degrees (heavy), or normal over gamma (inverse).
+    ``predicted``: the ratio of the errors of ``tensor`` by the rule. ``moves``: whether the default
+    moves gammas.
+    """
+    cases = [_case(given, seed) for seed in range(SEEDS)]
+    found = [errors(case, folder) for case in cases]
+    mean = {key: _mean([each[key] for each in found]) for key in found[0]}
+    names = ("subject", "weights", "width", "outliers", "times")
+    return Row(
+        onnxruntime=version("onnxruntime"),
+        **dict(zip(names, given, strict=True)),
+        kept_tensor=round(mean["never", False], 3),
+        moved_tensor=round(mean["always", False], 3),
+        kept_channel=round(mean["never", True], 3),
+        moved_channel=round(mean["always", True], 3),
+        ratio_tensor=round(mean["always", False] / mean["never", False], 3),
+        ratio_channel=round(mean["always", True] / mean["never", True], 3),
+        predicted=_predicted(cases),
+        moves=_moves(cases[0]),
+    )
+
+
 def main() -> int:
+    """Measure all, and write the rows."""
     options = {"--models": ["vit", "gpt2"], "--out": RESULTS / "gamma_int8.csv"}
     chosen = arguments(__doc__, options)
-    made = []
+    rows = list[Row]()
     with tempfile.TemporaryDirectory() as folder:
-        for row in _rows(chosen.models):
-            cases = [_case(row, seed) for seed in range(SEEDS)]
-            found = [errors(case, Path(folder)) for case in cases]
-            mean = {key: _mean([each[key] for each in found]) for key in found[0]}
-            subject, weights, width, outliers, times = row
-            # One layer or model; ``times`` is what ``outliers`` elements of gamma were multiplied
-            # by. ``weights``: for single layers, normal, of a Student t of 4 degrees (heavy), or
-            # normal over gamma (inverse). ``predicted``: the ratio of the errors of ``tensor`` by
-            # the rule. ``moves``: whether the default moves gammas.
-            made.append(
-                Row(
-                    onnxruntime=version("onnxruntime"),
-                    subject=subject,
-                    weights=weights,
-                    width=width,
-                    outliers=outliers,
-                    times=times,
-                    kept_tensor=round(mean["never", False], 3),
-                    moved_tensor=round(mean["always", False], 3),
-                    kept_channel=round(mean["never", True], 3),
-                    moved_channel=round(mean["always", True], 3),
-                    ratio_tensor=round(mean["always", False] / mean["never", False], 3),
-                    ratio_channel=round(mean["always", True] / mean["never", True], 3),
-                    predicted=_predicted(cases),
-                    moves=_moves(cases[0]),
-                )
-            )
-            print(*row, *(round(number, 2) for number in mean.values()), made[-1].predicted)
-    write(chosen.out, made)
+        for given in _grid(chosen.models):
+            rows.append(_row(given, Path(folder)))
+            tell(rows[-1:])
+    write(chosen.out, rows)
     return 0
 
 

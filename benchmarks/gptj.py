@@ -112,7 +112,7 @@ class _Weights:
             count -= piece.size
             start = 0
 
-    def given(self, name: str, array: npt.ArrayLike, dtype: npt.DTypeLike = None) -> None:
+    def given(self, name: str, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> None:
         """Add an array that stays in the model, of integers or of the model's type."""
         made = np.asarray(array, dtype or self._dtype)
         self.tensors.append(onnx.numpy_helper.from_array(made, name))

@@ -37,7 +37,7 @@ from onnxfold import model_io
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, operators
 
 _OPSET = 17
-_WORDS, _POSITIONS = 8192, 512
+_WORDS, _POSITIONS = 8192, 2048
 _SIDE, _CLASSES = 224, 1000
 # Width, layers, heads; of arXiv 2010.11929, 2012.12877 (DeiT) and 2106.10270, and of 2005.14165.
 _SIZES = {
@@ -48,10 +48,12 @@ _SIZES = {
     "vit-b": (768, 12, 12),
     "vit-s32": (384, 12, 6),
     "vit-b32": (768, 12, 12),
+    "vit-l": (1024, 24, 16),
     "gpt3-small": (768, 12, 12),
+    "gpt3-medium": (1024, 24, 16),
 }
 # Batch and, of text, tokens.
-_SHAPES = {"vit": ((1, 0), (8, 0), (16, 0)), "gpt": ((1, 128), (1, 512), (8, 128))}
+_SHAPES = {"vit": ((1, 0), (8, 0), (16, 0)), "gpt": ((1, 128), (1, 512), (1, 2048), (8, 128))}
 _FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("short", "onnx"),
           ("rms", "kernels"), ("crms", "kernels"), ("short", "kernels"))  # fmt: skip
 _NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")

@@ -144,13 +144,8 @@ def _exports(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
         outputs=("logits",),
         trained=True,
     )
-    for exporter, opset in (
-        ("dynamo", 18),
-        ("dynamo", 23),
-        ("torchscript", 17),
-        ("torchscript", 13),
-    ):
-        made = trace(example, opset=opset, exporter=exporter)  # type: ignore[arg-type]  # its name
+    for exporter, opset in EXPORTS:
+        made = trace(example, opset=opset, exporter=exporter)
         yield f"{exporter} {opset}", ir.to_proto(made)
 
 

@@ -119,7 +119,7 @@ def disassembled(text: str) -> dict[str, Kernel]:
 
 def parameters(operands: tuple[str, ...], base: int) -> dict[int, int]:
     """The words of the parameters that tell which operands an op has, by their offset."""
-    words = {}
+    words: dict[int, int] = {}
     for name, offset in OPERANDS.items():
         low, high = POINTER if name in operands else NULL
         words |= {base + offset: low, base + offset + 4: high}

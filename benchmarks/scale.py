@@ -22,15 +22,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median_high
 
 import onnxfold
 from benchmarks.disk import DiskRun, disk_to_disk
 from benchmarks.gptj import Size, make
 from benchmarks.harness import arguments
-from benchmarks.rows import RESULTS, Row, append
+from benchmarks.rows import RESULTS, Row, append, tell
 
 __all__ = ["main"]
 
@@ -43,6 +45,7 @@ _SIZES = {
 _NARROW = 64
 _MIB = 1024
 _SHARDS = 6
+_BARS = {"optimize --no-check / copying": 1.5, "peak resident memory": 1024.0}
 
 _PLAN = """
 import sys, time
@@ -72,29 +75,7 @@ pathlib.Path(report).write_text(json.dumps(document), encoding="utf-8")
 """
 
 
-class _Table:
-    """Prints rows as they are measured, and keeps them."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        print(f"{'model':12} {'':58} {'value':>12} {'bar':>8}", flush=True)
-
-    def add(
-        self, model: str, size: Size, what: str, unit: str, value: float, bar: float | None = None
-    ) -> None:
-        # One measurement of one model; ``bar`` is the largest value that is good enough.
-        row = Row(
-            load=round(os.getloadavg()[0], 2),
-            model=model,
-            parameters=size.parameters,
-            what=what,
-            unit=unit,
-            value=round(value, 4),
-            bar=bar,
-        )
-        self.rows.append(row)
-        limit = "" if bar is None else f"{bar:8g}{'' if value <= bar else '  OVER'}"
-        print(f"{model:12} {f'{what}, {unit}':58} {value:12.3f} {limit}", flush=True)
+_Add = Callable[[str, str, float], None]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -108,33 +89,46 @@ def main(words: Sequence[str] | None = None) -> int:
             "--layers": [10, 100, 1000],
             "--runs": {"type": int, "default": 3, "help": "of copying and folding; 0: none"},
             "--folder": Path("build/scale"),
+            "--out": RESULTS / "scale.csv",
         },
         words,
     )
     compileall.compile_dir(Path(onnxfold.__file__).parent, quiet=1)
-    table = _Table()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.sizes:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            files = make(Path(folder) / "model.onnx", _sharded(_SIZES[name]))
+            add = partial(_keep, options.out, name, _SIZES[name].parameters)
             if options.runs:
-                _measure(table, name, Path(folder), options.runs)
-            else:
-                make(Path(folder) / "model.onnx", _sharded(_SIZES[name]))
+                _measure(add, _SIZES[name], files, options.runs)
             if name in options.check:
-                _checked(table, name, Path(folder), options.memory)
+                _checked(add, files, options.memory)
     for count in options.layers:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            _plan(table, count, Path(folder))
-    if table.rows:
-        append(RESULTS / "scale.csv", table.rows)
+            size = Size(_NARROW, count, words=1000, dtype="float32")
+            model = make(Path(folder) / "model.onnx", size)[0]
+            _plan(partial(_keep, options.out, f"{count} layers", size.parameters), model)
     return 0
 
 
-def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
+def _keep(out: Path, model: str, parameters: int, what: str, unit: str, value: float) -> None:
+    # One measurement of one model; ``bar`` is the largest value that is good enough.
+    row = Row(
+        load=round(os.getloadavg()[0], 2),
+        model=model,
+        parameters=parameters,
+        what=what,
+        unit=unit,
+        value=round(value, 4),
+        bar=_BARS.get(what),
+    )
+    append(out, [row])
+    tell([row])
+
+
+def _measure(add: _Add, size: Size, files: Sequence[Path], runs: int) -> None:
     """Fold and copy a model in turns."""
-    size = _SIZES[name]
-    files = make(folder / "model.onnx", _sharded(size))
-    nbytes = sum(file.stat().st_size for file in files)
+    folder, nbytes = files[0].parent, sum(file.stat().st_size for file in files)
     copies: list[DiskRun] = []
     folds: list[DiskRun] = []
     written = shards = 0
@@ -145,63 +139,59 @@ def _measure(table: _Table, name: str, folder: Path, runs: int) -> None:
             folds.append(disk_to_disk(_fold(files[0], target / "fast.onnx"), files))
             results = sorted(target.iterdir())
             written, shards = sum(file.stat().st_size for file in results), len(results) - 1
-    copy, fold = (sorted(run.seconds for run in turn)[runs // 2] for turn in (copies, folds))
-    ratios = sorted(f.seconds / c.seconds for f, c in zip(folds, copies, strict=True))
-    processor = sorted(run.processor_seconds for run in folds)[runs // 2]
-    table.add(name, size, "bytes of the model", "GB", nbytes / 1e9)
-    table.add(name, size, "copying the files", "s", copy)
-    table.add(name, size, "optimize --no-check", "s", fold)
-    table.add(name, size, "optimize --no-check / copying", "ratio", ratios[runs // 2], 1.5)
-    table.add(name, size, "optimize --no-check, processor", "s", processor)
-    table.add(name, size, "processor per 1e9 parameters", "s", processor / size.parameters * 1e9)
-    table.add(name, size, "peak resident memory", "MiB", max(r.peak for r in folds), 1024.0)
-    table.add(name, size, "anonymous resident memory", "MiB", max(r.anonymous for r in folds))
-    table.add(name, size, "data files read", "files", len(files) - 1)
-    table.add(name, size, "data files written", "files", shards)
-    table.add(name, size, "bytes written - bytes read", "bytes", written - nbytes)
+    ratios = [f.seconds / c.seconds for f, c in zip(folds, copies, strict=True)]
+    processor = median_high(run.processor_seconds for run in folds)
+    add("bytes of the model", "GB", nbytes / 1e9)
+    add("copying the files", "s", median_high(run.seconds for run in copies))
+    add("optimize --no-check", "s", median_high(run.seconds for run in folds))
+    add("optimize --no-check / copying", "ratio", median_high(ratios))
+    add("optimize --no-check, processor", "s", processor)
+    add("processor per 1e9 parameters", "s", processor / size.parameters * 1e9)
+    add("peak resident memory", "MiB", max(run.peak for run in folds))
+    add("anonymous resident memory", "MiB", max(run.anonymous for run in folds))
+    add("data files read", "files", len(files) - 1)
+    add("data files written", "files", shards)
+    add("bytes written - bytes read", "bytes", written - nbytes)
+    # In the folder of the weights that it shares.
     shared = disk_to_disk([*_fold(files[0], folder / "shared.onnx"), "--share-weights"], files)
-    results = list(folder.glob("shared*"))
-    own = sum(file.stat().st_size for file in results)
-    for file in results:
+    own = 0
+    for file in folder.glob("shared*"):
+        own += file.stat().st_size
         file.unlink()
-    table.add(name, size, "optimize --no-check --share-weights", "s", shared.seconds)
-    table.add(name, size, "bytes that it writes / bytes read", "ratio", own / nbytes)
+    add("optimize --no-check --share-weights", "s", shared.seconds)
+    add("bytes that it writes / bytes read", "ratio", own / nbytes)
 
 
-def _checked(table: _Table, name: str, folder: Path, memory: float | None) -> None:
+def _checked(add: _Add, files: Sequence[Path], memory: float | None) -> None:
     """Fold once more, with proof and verification."""
-    files = sorted(folder.glob("model*"), key=lambda file: file.suffix != ".onnx")
-    with _beside(folder) as target:
+    with _beside(files[0].parent) as target:
         report = target / "report.json"
         words = [str(files[0]), str(target / "fast.onnx"), str(memory or ""), str(report)]
         run = disk_to_disk([sys.executable, "-c", _CHECKED, *words], files)
         document = json.loads(report.read_text(encoding="utf-8"))
-    size, spent, found = _SIZES[name], document["timing_s"], document["verification"]
+    spent, found = document["timing_s"], document["verification"]
     how = "optimize" if memory is None else f"optimize --memory {memory:g}"
-    table.add(name, size, how, "s", run.seconds)
-    table.add(name, size, f"{how}, processor", "s", run.processor_seconds)
+    add(how, "s", run.seconds)
+    add(f"{how}, processor", "s", run.processor_seconds)
     for stage in ("prove", "verify"):
-        table.add(name, size, f"{how}: {stage}", "s", spent[stage])
+        add(f"{how}: {stage}", "s", spent[stage])
     for stage in ("prove", "save", "verify"):
         peak = document["peaks_kib"][stage] / _MIB
-        table.add(name, size, f"{how}: peak resident memory until {stage} ended", "MiB", peak)
-    table.add(name, size, f"{how}: anonymous resident memory", "MiB", run.anonymous)
-    table.add(name, size, f"{how}: pieces of the verification", "pieces", found["pieces"])
-    table.add(name, size, f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
+        add(f"{how}: peak resident memory until {stage} ended", "MiB", peak)
+    add(f"{how}: anonymous resident memory", "MiB", run.anonymous)
+    add(f"{how}: pieces of the verification", "pieces", found["pieces"])
+    add(f"noise ratio against {found['method']}", "ratio", found["noise_ratio"])
 
 
-def _plan(table: _Table, count: int, folder: Path) -> None:
+def _plan(add: _Add, model: Path) -> None:
     """Analysis and plan of a narrow model of many layers."""
-    size = Size(_NARROW, count, words=1000, dtype="float32")
-    model = make(folder / "model.onnx", size)[0]
     command = [sys.executable, "-c", _PLAN, str(model)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, nodes, folded = done.stdout.split()
-    name = f"{count} layers"
-    table.add(name, size, "nodes", "nodes", int(nodes))
-    table.add(name, size, "norms folded", "norms", int(folded))
-    table.add(name, size, "analysis and plan, processor", "s", float(seconds))
-    table.add(name, size, "per node", "ms", 1e3 * float(seconds) / int(nodes))
+    add("nodes", "nodes", int(nodes))
+    add("norms folded", "norms", int(folded))
+    add("analysis and plan, processor", "s", float(seconds))
+    add("per node", "ms", 1e3 * float(seconds) / int(nodes))
 
 
 def _sharded(size: Size) -> Size:

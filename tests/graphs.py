@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Array", "graph", "model", "weights", "without_shapes"]
+__all__ = ["Array", "graph", "model", "untyped", "weights", "without_shapes"]
 
 Array = npt.NDArray[np.generic]
 
@@ -71,6 +71,13 @@ def without_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Forget the shapes of the outputs, which a text has to give."""
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
+    return proto
+
+
+def untyped(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Forget the types of the outputs, too."""
+    for value in proto.graph.output:
+        value.ClearField("type")
     return proto
 
 

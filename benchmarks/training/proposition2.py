@@ -101,7 +101,7 @@ def trained(dtype: str, seed: int, epochs: int) -> list[Row]:
 
 def main(words: list[str] | None = None) -> int:
     """Train what the file lacks, and draw the differences of the first seed."""
-    given = options("proposition2", __doc__, words, seeds=2, epochs=40)
+    given = options("proposition2", __doc__, words, epochs=40)
     pairs = product(("float32", "float64"), range(given.seeds))
     cases = [{"dtype": dtype, "seed": seed} for dtype, seed in pairs]
     experiment(given.out, cases, partial(trained, epochs=given.epochs))

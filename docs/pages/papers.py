@@ -32,7 +32,8 @@ onnxfold convert fast.onnx -o layer.onnx --to layer
 
 Each part of the four papers behind this project: what it says, what we see, and the command that
 shows it. *Holds*: seen as the paper says it, or stronger. *In part*: seen at a smaller size, or of
-some of it. *Differs*: we see something else. *Impossible here*: it needs what is not to be had.
+some of it, with what is missing, and why. *Differs*: we see something else. *Impossible here*: it
+needs what is not to be had.
 Theirs is empty where a part has no number, or none that we can quote. Our numbers are read from
 `benchmarks/results/` when this page is written (`docs/papers.toml`, `python docs/generate.py`), and
 a test checks that rows and commands exist.
@@ -76,6 +77,8 @@ def chosen_rows(value: dict[str, Any]) -> list[Row]:
 
 def _line(part: dict[str, Any]) -> tuple[str, ...]:
     ours = part["ours"].format(*(_number(value) for value in part.get("values", ())))
+    if "missing" in part:
+        ours += f". *Impossible here*: {part['missing']}"
     page = part["where"]
     link = page.removeprefix("docs/")
     where = f"[{link}]({link})" if page.startswith("docs/") else f"`{page}`"

@@ -34,11 +34,8 @@ def with_tune(page: str) -> str:
     """Replace what is generated in tune.md."""
     for device, (file, alone) in _TABLES.items():
         rows = read_rows(file)
-        cases = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
-        lines = [
-            _line([row for row in rows if (row["model"], row["dtype"]) == case], alone)
-            for case in cases
-        ]
+        cases = dict.fromkeys(map(_case, rows))
+        lines = [_line([row for row in rows if _case(row) == case], alone) for case in cases]
         headings = ("model", "export", "batch", "ms", *(f"{n} alone" for n in alone), "`tune`")
         headings = (*headings, "ms", "chain")
         if device == "cpu":
@@ -48,6 +45,11 @@ def with_tune(page: str) -> str:
         made = table(headings, lines)
         page = between(page, begin, f"<!-- end of {device} -->", made)
     return page
+
+
+def _case(row: Row) -> tuple[str, ...]:
+    """Return what was tuned: an export, on a processor."""
+    return row["model"], row["dtype"], row["cpu"]
 
 
 def _line(rows: Sequence[Row], single: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -69,8 +71,8 @@ def _line(rows: Sequence[Row], single: Mapping[str, tuple[str, ...]]) -> tuple[s
     )
 
 
-def _of_best(case: tuple[str, str]) -> str:
+def _of_best(case: tuple[str, ...]) -> str:
     """Return how near the winner is to the best of all right chains, where none was cut off."""
     rows = read_rows("tune_exhaustive.csv")
-    found = [row for row in rows if (row["model"], row["dtype"]) == case and row["skipped"] == "0"]
+    found = [row for row in rows if _case(row) == case and row["skipped"] == "0"]
     return f"{float(found[0]['of_best']):.3f}, {found[0]['candidates']}" if found else ""

@@ -138,10 +138,11 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
         else:
             break
     else:
+        inputs = _shown(failed[0].feeds or sampled.feeds[0])
         raise ModelError(
-            f"{original.label} does not run on the inputs {_shown(sampled.feeds[0])}; if they do "
-            f"not suit the model, give others with --inputs; a model that cannot be run here can "
-            f"only be written with --no-check ({failed[0]})"
+            f"{original.label} does not run on the inputs {inputs}; if they do not suit the model, "
+            "give others with --inputs; a model that cannot be run here can only be written with "
+            f"--no-check ({failed[0]})"
         ) from failed[0]
     return Evidence(
         "onnxruntime",
@@ -255,10 +256,15 @@ def _draws(evidence: Evidence, outputs: Iterable[str], model: ir.Model) -> int:
 
 
 def _computes_codes(model: ir.Model) -> bool:
+    return any(is_code(dtype.numpy()) for dtype in _computed(model))
+
+
+def _computed(model: ir.Model) -> frozenset[ir.DataType]:
+    """Return the types of the results of all nodes, constants among them."""
     typed = model.clone()
     fill_types(typed)
     values = (value for graph in all_graphs(typed) for node in graph for value in node.outputs)
-    return any(value.dtype is not None and is_code(value.dtype.numpy()) for value in values)
+    return frozenset(value.dtype for value in values if value.dtype is not None)
 
 
 def _runs_of_disturbed(
@@ -280,7 +286,7 @@ def _runs_of_disturbed(
 
 def _has_halves(model: ir.Model) -> bool:
     values = (*model.graph.initializers.values(), *model.graph.inputs)
-    return any(v.dtype in HALVES for v in values)
+    return any(v.dtype in HALVES for v in values) or bool(HALVES & _computed(model))
 
 
 def against_itself(

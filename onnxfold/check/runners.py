@@ -43,7 +43,9 @@ _LONGEST_WITH_LOOPS_S = 300.0
 
 
 class CannotRun(ModelError):  # noqa: N818
-    """ONNX Runtime cannot load or run a model."""
+    """ONNX Runtime cannot load or run a model, on these inputs if it says which."""
+
+    feeds: Feeds | None = None
 
 
 class CannotLoad(CannotRun):
@@ -159,15 +161,16 @@ class OnnxRuntime:
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
-            outputs = []
+            outputs, feeds = [], samples[0]
             for sample in samples:
                 feeds = {name: x for name, x in sample.items() if name in wanted}
                 with _bounded(source) as options:
                     outputs.append(_by_name(session, names, session.run(None, feeds, options)))
             return outputs
         except runtime_errors() as error:
-            reason = one_line(error)
-            raise CannotRun(f"{source.label}: onnxruntime cannot run it: {reason}") from error
+            told = CannotRun(f"{source.label}: onnxruntime cannot run it: {one_line(error)}")
+            told.feeds = feeds
+            raise told from error
 
     def _run_pieces(
         self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool

@@ -12,6 +12,7 @@ A table for each command, with option names as on the command line, which has pr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import faulthandler
@@ -21,7 +22,7 @@ import sys
 import tomllib
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -59,15 +60,26 @@ class Group(TyperGroup):
         """Return the options before the command."""
         return _without_values(super().get_params(ctx))
 
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """Read the command line, for which Typer imports more; raises as `invoke`."""
+        with _interruptible():
+            return super().make_context(*arguments, **more)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command.
 
         Raises CommandInterruptedError instead of KeyboardInterrupt, for which Typer prints nothing.
         """
-        try:
+        with _interruptible():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise CommandInterruptedError from error
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise CommandInterruptedError from error
 
 
 def _without_values(parameters: Iterable[Any]) -> list[Any]:

@@ -86,7 +86,7 @@ def drop_means(
     result = given
     if dropped:
         settings = replace(settings, dropped=dropped)
-        made = folding.fold(prepared_for(known, settings), given, settings, timer)
+        made = folding.fold(prepared_for(known, settings), given, settings, timer, prove=False)
         result = made.model
         result.metadata_props[METADATA_KEY] = _declared(given, dropped, chosen)
 

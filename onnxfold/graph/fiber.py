@@ -139,7 +139,7 @@ class Fiber:
         return all(any(_contains(mine, theirs) for mine in self.blocks) for theirs in other.blocks)
 
     def __str__(self) -> str:
-        blocks = " and ".join(map(str, self.blocks))
+        blocks = " and ".join(map(str, self.blocks)) or "no axis"
         return blocks if self.part is None else f"{blocks} of a part"
 
 

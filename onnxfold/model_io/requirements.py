@@ -8,9 +8,11 @@ name without a producer, an operator set with other rules).
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import Message  # type: ignore[import-untyped]  # no stubs here
 
 from onnxfold.errors import ModelError
 from onnxfold.model_io.file_tensor import packed_nbytes
@@ -44,7 +46,7 @@ ALWAYS_IMPORTED = "com.microsoft"
 _NARROW = range(-(2**31), 2**31)
 # Protobuf reads messages at most 100 deep; a body adds three levels, a type in it some more.
 _MOST_BODIES = 25
-_NOT_TEXT = "a name in it is not UTF-8 text; the file is damaged"
+_NOT_TEXT = "is not UTF-8 text; the file is damaged"
 _SPARSE = (_Attribute.SPARSE_TENSOR, _Attribute.SPARSE_TENSORS)
 # Models of a thousand layers have fewer.
 _MOST_NODES = 100_000
@@ -73,12 +75,12 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
     """
     try:
         _check_header(proto)
+        _check_texts(proto)
         imports = _imports(proto.opset_import)
         _check_graph(proto.graph, _Context(imports))
         for function in proto.functions:
             where = f"function {function.domain}:{function.name}"
             names = set(function.input).union(*(node.output for node in function.node))
-            _check_text(names)
             inside = _Context(_imports(function.opset_import), (names,), in_function=True)
             _check_nodes(function.node, inside)
             _check_produced(function.output, names, where)
@@ -86,7 +88,7 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
                 _check_attribute(attribute, inside, where)
         check_calls(proto)
     except UnicodeDecodeError as error:
-        raise ModelError(f"{label}: {_NOT_TEXT}") from error
+        raise ModelError(f"{label}: a name in it {_NOT_TEXT}") from error
     except ModelError as error:
         raise ModelError(f"{label}: {one_line(str(error))}") from error
 
@@ -148,7 +150,6 @@ def _check_graph(graph: onnx.GraphProto, around: _Context) -> None:
         _check_tensor(tensor, f"initializer '{tensor.name}'")
     names |= weights
     names.update(*(node.output for node in graph.node))
-    _check_text(names)
     _check_nodes(graph.node, around.within(names))
     _check_produced((value.name for value in graph.output), names, f"graph '{graph.name}'")
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -173,15 +174,21 @@ def _check_produced(outputs: Iterable[str], names: set[str], where: str) -> None
             raise ModelError(f"output '{name}' of {where} is produced by nothing inside it")
 
 
-def _check_text(names: Iterable[object]) -> None:
-    # The upb protobuf returns bytes for a string that cannot be decoded, others raise.
-    if not all(isinstance(name, str) for name in names):
-        raise ModelError(_NOT_TEXT)
+def _check_texts(part: Any) -> None:
+    """Refuse texts anywhere in a protobuf message that could be read, but not written again."""
+    for field, content in part.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in (content,) if isinstance(content, Message) else content:
+                _check_texts(inner)
+        elif field.type == field.TYPE_STRING:
+            # The upb protobuf returns bytes for a string that cannot be decoded, others raise.
+            texts = (content,) if isinstance(content, str | bytes) else content
+            if not all(isinstance(text, str) for text in texts):
+                raise ModelError(f"one '{field.name}' in it {_NOT_TEXT}")
 
 
 def _check_nodes(nodes: Iterable[onnx.NodeProto], context: _Context) -> None:
     for index, node in enumerate(nodes):
-        _check_text((node.name, node.op_type, node.domain))
         where = f"node '{node.name}' ({node.op_type})" if node.name else f"node {index}"
         if not node.op_type:
             raise ModelError(f"{where} has no operator; the file is damaged")
@@ -264,7 +271,6 @@ def _check_reference(tensor: onnx.TensorProto, dtype: ir.DataType, what: str) ->
         raise ModelError(f"{what} contains strings, which cannot be external data")
     if tensor.HasField("raw_data"):
         raise ModelError(f"{what} is both embedded and external")
-    _check_text(entry.value for entry in tensor.external_data)
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not entry.value.isdecimal():
             raise ModelError(f"{what} has the external data {entry.key} '{entry.value}'")

@@ -57,9 +57,13 @@ _FUNCTIONS = (
     replace(_ACTIVATION, op_type="LpNormalization", kernel="normalization"),
     # Norms and the like: onnxfold/recognition/ knows their effect on a mean.
     *each(
-        "GroupNormalization InstanceNormalization LayerNormalization MeanVarianceNormalization "
-        "RMSNormalization SimplifiedLayerNormalization LRN",
+        "GroupNormalization InstanceNormalization MeanVarianceNormalization "
+        "SimplifiedLayerNormalization LRN",
         Operator("", shape=Shapes.SAME, kernel="normalization"),
+    ),
+    *each(
+        "LayerNormalization RMSNormalization",
+        Operator("", shape=Shapes.SAME, foldable=True, kernel="normalization"),
     ),
 )
 

@@ -160,6 +160,16 @@ def list_initializers(model: ir.Model) -> None:
             model.graph.inputs.append(value)
 
 
+def drop_empty_biases(model: ir.Model) -> None:
+    """Omit the bias that a LayerNormalization names with "", instead of leaving it out.
+
+    ONNX Runtime (up to 1.32) fuses such a node without a check, and ends the process.
+    """
+    for node in all_nodes(model):
+        if operator(node) == "LayerNormalization" and node.inputs[-1] is None:
+            set_input(node, len(node.inputs) - 1, None)
+
+
 def put_sigmoids_first(model: ir.Model) -> None:
     """Write Sigmoid(v) * u for u * Sigmoid(v) where v is a product.
 

@@ -15,7 +15,7 @@ place. Unproved parts of a pass are left out: the next one continues from the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,9 +72,10 @@ from onnxfold.pipeline import finalize, proofs
 from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
-from onnxfold.pipeline.step import LeftOut, failure_of, step
+from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
 from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
+from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import name_sizes, size_names
 from onnxfold.targets.sums import joined_into, replace_by_sums, saved_apart, slow_additions
@@ -149,7 +150,6 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     ),
 }
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers receive
-Prove = Callable[[ModelInfo, ModelInfo, Any], ProofOutcome]
 # Spells the result of all passes for a target; always last, and proved on what is written.
 LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
 AFFINE_PASSES = frozenset({"affine", "batch norms", "scales", "tables"})
@@ -193,29 +193,31 @@ def fold(
     settings: Settings,
     timer: StageTimer,
     *,
-    given: ModelInfo | None = None,
     without: Collection[str] = (),
+    prove: bool = True,
+    whole: ModelInfo | None = None,
 ) -> Folded:
     """Apply every pass except those ``without``; consumes the working copy of the original.
 
-    ``given``: the original with its types, which the proof starts from; None proves nothing.
+    ``whole``: the original with its types (``as_given``), for a proof of all that the check of the
+    files would otherwise find: that begins at it, not at its working copy, and ends at what is
+    written, as it is written.
     """
-    state, names, prove = _start(prepared), size_names(prepared.info), given is not None
+    state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(state, settings, without):
         _count_by_paper(state, each, settings)
         _step(state, each, settings, timer, prove=prove)
-    known = None if prove else state.findings  # before spelling, which is then in place
+    findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
-    if given is not None and result is not original:
+    if whole is not None and result is not original:
         with timer.stage("prove"):
-            copied = proofs.of_copy(given, prepared.info)
-        if copied.failures:
-            why = failure_of(copied)
-            state.left_out, result = [LeftOut("prepare", why)], original
-            state.leave_all(why)
+            left = _unproved(whole, prepared.info, state, result, settings)
+        if left is not None:
+            state.leave_all(left)
+            findings, result = state.findings, original
     if state.final is not None:
         name_sizes(state.final, names)
-    findings = replace(known or state.findings, sums=state.sums)
+    findings = replace(findings, sums=state.sums)
     proof = _sum(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, findings, proof, tuple(state.left_out), state.final)
 
@@ -237,9 +239,14 @@ def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Ite
     else:
         few = settings.change_readers
         chosen = _FEWER_CHANNELS if few else _CONVERSIONS[settings.convert_to]
-    yield from (each for each in chosen if each.name not in without)
+    by_name = {each.name: each for each in chosen if each.name not in without}
+    for each in by_name.values():
+        yield each
+        gammas = chosen is PASSES and each is _CENTRING and _AFFINE.name in by_name
+        if gammas and _keeps_in_vain(state):
+            state.info = infer(state.info.model)
+            yield _AFFINE
     if chosen is PASSES:
-        by_name = {each.name: each for each in chosen if each.name not in without}
         yield from (by_name[name] for name in _again(state) if name in by_name)
 
 
@@ -268,6 +275,16 @@ def _again(state: Decided) -> Iterator[str]:
     if names:
         state.info = infer(state.info.model)  # what passes have inserted has no shapes
     yield from names
+
+
+def _keeps_in_vain(state: Decided) -> bool:
+    """Whether a norm has folded that kept its gamma because it would stay in several operators."""
+    affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
+    centring: CentringDecision = state.decisions.get(_CENTRING.name, CentringDecision())
+    folded = set(outputs(centring.plan.folds))
+    return any(
+        ref in folded and why.code is RefusalCode.NO_CHEAPER_FORM for ref, why in affine.refusals
+    )
 
 
 def _obstacle_went(state: Decided) -> bool:
@@ -326,55 +343,51 @@ def _spelled(
             finalize.define_functions(info, settings.target, settings.norm_form)
             state.final = prepare(edit.model, inferred=True).info
     with timer.stage("rewrite"):
-        result = _finished(edit.model, original, state, settings, slow)
-    why = _unproved(LOWER.prove, state, result, settings, timer) if prove else None
-    if why is not None:
-        state.left_out.append(LeftOut(LOWER.name, why))
-        state.decisions[LOWER.name] = decision.left_out(why)
-        state.final, state.sums = None, Sums()
-        if not state.changed:
-            return original
-        result = _finished(Editor(state.info, copy=True).model, original, state, settings)
-        if _unproved(proofs.of_lowering, state, result, settings, timer) is not None:
-            state.leave_all(why)
-            return original
+        result = _finished(edit.model, original, state, settings)
+    if prove:
+        with timer.stage("prove"):
+            after = state.final = prepare(result, written=True).info
+        shown = proved(LOWER, state.info, after, decision, settings, timer)
+        if shown.failures:
+            reason = failure_of(shown)
+            state.left_out.append(LeftOut(LOWER.name, reason))
+            state.decisions[LOWER.name] = decision.left_out(reason)
+            slow = ()
+            if not state.changed:
+                return original
+            state.final = None
+            result = _finished(state.info.model, original, state, settings)
     state.changed = True
+    with timer.stage("rewrite"):
+        finalize.settle_functions(result, original.ir_version)
+        finalize.list_initializers(result)
+        finalize.put_sigmoids_first(result)
+        finalize.drop_empty_biases(result)
+        if slow:
+            info = ModelInfo(result)
+            apart = sum(joined_into(info, node) for node in slow)
+            state.sums = Sums(apart, saved_apart(info, slow))
+        replace_by_sums(slow)  # Add and Sum compute the same, so a proof is not needed
+        name_sources(result, original)
     return result
 
 
 def _unproved(
-    prove: Prove, state: Decided, written: ir.Model, settings: Settings, timer: StageTimer
-) -> str | None:
-    """Return why what is written, exactly as it is written, was not proved, or None."""
-    with timer.stage("prove"):
-        finalize.define_functions(state.info, settings.target, settings.norm_form)
-        after = as_given(written)
-        state.final = prepare(after.model, inferred=True, written=True).info
-        shown = prove(state.info, after, state.decisions[LOWER.name])
-    return failure_of(shown) if shown.failures else None
+    whole: ModelInfo, copy: ModelInfo, state: Decided, written: ir.Model, settings: Settings
+) -> LeftOut | None:
+    """Return what was not proved before the first pass or after the last, and why, or None."""
+    copied = proofs.of_copy(whole, copy)
+    if copied.failures:
+        return LeftOut("prepare", failure_of(copied))
+    finalize.define_functions(state.info, settings.target, settings.norm_form)
+    shown = proofs.of_copy(state.info, as_given(written))
+    return LeftOut(LOWER.name, failure_of(shown)) if shown.failures else None
 
 
-def _finished(
-    model: ir.Model,
-    original: ir.Model,
-    state: Decided,
-    settings: Settings,
-    slow: Sequence[ir.Node] = (),
-) -> ir.Model:
-    """Give a model the form in which it is written; ``slow``: its additions to replace by Sum."""
-    plan = state.plan
-    noted = finalize.note(settings.target, len(plan.folds), len(plan.insertions))
-    result = finalize.finished(model, original, noted, settings.target, settings.norm_form)
-    finalize.settle_functions(result, original.ir_version)
-    finalize.list_initializers(result)
-    finalize.put_sigmoids_first(result)
-    if slow:
-        info = ModelInfo(result)
-        apart = sum(joined_into(info, node) for node in slow)
-        state.sums = Sums(apart, saved_apart(info, slow))
-    replace_by_sums(slow)
-    name_sources(result, original)
-    return result
+def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
+    target, plan = settings.target, state.plan
+    noted = finalize.note(target, len(plan.folds), len(plan.insertions))
+    return finalize.finished(model, original, noted, target, settings.norm_form)
 
 
 def _sum(shown: Iterable[ProofOutcome]) -> Proof:

@@ -217,7 +217,7 @@ def _attempt(
     with timer.stage("analyse"):
         known = check_claims(source.model)
         attempt = replace(attempt, claims=known.claims)
-        given = None if chosen.check is None else as_given(known.model, inferred=True)
+        whole = as_given(known.model, inferred=True) if chosen.check == 0 else None
         prepared = prepared_for(known.model, settings, copy=False)
     with timer.stage("count"):
         plain = prepared
@@ -229,8 +229,9 @@ def _attempt(
         source.model,
         settings,
         timer,
-        given=given,
         without=_without(chosen, attempt),
+        prove=chosen.check is not None,
+        whole=whole,
     )
     _demand(folded.findings)
     again = _again(attempt, folded.findings, folded.info, changed=folded.changed)

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label, operator
-from onnxfold.graph.constants import Array
+from onnxfold.graph.constants import HALVES, Array
 from onnxfold.graph.operands import is_read_once, only_reader, producer_of
 from onnxfold.norms import CENTRINGS, NORMS, BareCentring
 from onnxfold.norms.second_moments import MOMENTS, Moments
@@ -165,9 +165,25 @@ def find_centrings(info: ModelInfo) -> tuple[BareCentring, ...]:
         x = node.inputs[0] if nodes else None
         if x is None or fiber is None or info.tensor(x) is not None:
             continue
-        name = node_label(node)
-        found.append(BareCentring(name, x, node.outputs[0], fiber, fiber.size, nodes))
+        nodes = _with_widening(nodes, x)
+        x, y = nodes[0].inputs[0] or x, nodes[-1].outputs[0]
+        found.append(BareCentring(node_label(nodes[-1]), x, y, fiber, fiber.size, nodes))
     return tuple(found)
+
+
+def _with_widening(nodes: tuple[ir.Node, ...], x: ir.Value) -> tuple[ir.Node, ...]:
+    """Return the nodes of x - mean(x) with the Casts around them, from half and back.
+
+    So a call of ours is spelled out in half types.
+    """
+    wide, back = producer_of(x), only_reader(nodes[-1].outputs[0])
+    if wide is None or back is None or not operator(wide) == operator(back) == "Cast":
+        return nodes
+    within = all(use.node in nodes for use in x.uses()) and not x.is_graph_output()
+    half = wide.inputs[0]
+    if half is None or half.dtype not in HALVES or half.dtype is not back.outputs[0].dtype:
+        return nodes
+    return (wide, *nodes, back) if within and wide.graph is back.graph else nodes
 
 
 def with_subtraction(view: ModelInfo, site: NormSite) -> NormSite:

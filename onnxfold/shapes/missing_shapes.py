@@ -117,6 +117,12 @@ def _reads_sizes(node: ir.Node) -> bool:
     )
 
 
+def _without_own_names(value: ir.Value, shape: Shape) -> Shape:
+    """Return a shape without the names of sizes of which only the rank was known before."""
+    own = own_names(value, len(shape))
+    return tuple(None if dim == name else dim for dim, name in zip(shape, own, strict=True))
+
+
 def _improved(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[ir.Value]:
     """Replace made-up symbols by numbers and names; return the changed values."""
     shapes = {value: declared_shape(value) or () for value in node.outputs if value.name}
@@ -126,7 +132,7 @@ def _improved(view: ModelInfo, symbolic: SymbolicShapes, node: ir.Node) -> list[
         if all(isinstance(dim, int) for dim in shape):
             continue
         dims = symbolic.dims(value) or shape
-        found = _refined(shape, dims)
+        found = _refined(_without_own_names(value, shape), dims)
         unknown = any(map(is_unnamed, found))
         if unknown and answers is None and symbolic.derived(node, value) is None:
             answers = dict(_inferred(view.opset, symbolic, node))

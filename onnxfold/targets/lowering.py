@@ -42,6 +42,7 @@ from onnxfold.targets.parameters import Parameters
 from onnxfold.targets.spelled import (
     adjacent_blocks,
     from_the_end,
+    is_fused_spelling,
     reads_only_centred,
     spelled_rms,
     spells_axes,
@@ -51,9 +52,6 @@ from onnxfold.targets.spelled import (
 from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
-# What ONNX Runtime makes one operator; not with a Min(., inf) among them, nor with x * x.
-_FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
-_ALSO_FUSED = frozenset({"Sub", "Mul", "Cast"})
 _LAST_AXES = "the target has no operator that normalizes other than trailing axes"
 _SLICE_SINCE = 10  # with constants as inputs
 
@@ -225,17 +223,13 @@ class TargetLowering:
         return _STATISTICS[site.kind], axes, epsilon
 
     def _respells(self, site: NormSite) -> bool:
-        """Whether ONNX Runtime fuses a norm into one operator once it is written as a quotient.
-
-        It recognizes x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), followed by gamma or ones;
-        dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x.
-        """
+        """Whether ONNX Runtime makes one operator of a norm only once it is a quotient."""
         return (
             self._target.traits.standard
             and site.kind is NormKind.RMS_NORM
             and site.input.dtype is ir.DataType.FLOAT
             and trailing_axes(self._view, site) == 1
-            and not _FUSED.issubset(node.op_type for node in site.nodes)
+            and not is_fused_spelling(site)
             and site.output not in self._turned
             and not self._has_operator(Statistics.RMS)
         )
@@ -281,9 +275,7 @@ class TargetLowering:
         """Whether a LayerNorm that stays is several operators of a session as well."""
         if site.form is not NormForm.DECOMPOSED or self.calls_in_place(site):
             return False
-        spelling = {node.op_type for node in site.nodes} - _ALSO_FUSED
-        whole = site.gamma is not None and site.beta is not None
-        return not (whole and spelling == _FUSED and self._runtimes_fuse(site))
+        return not (is_fused_spelling(site) and self._runtimes_fuse(site))
 
     def _runtimes_fuse(self, site: NormSite) -> bool:
         """Whether runtimes have an operator for the norm, in any spelling."""

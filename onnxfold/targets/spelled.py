@@ -10,7 +10,20 @@ from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.norms.site import NormForm, NormSite
 from onnxfold.operators.new_nodes import NewNodes
 
+_FUSED = frozenset({"Pow", "ReduceMean", "Add", "Sqrt", "Div"})
+_ALSO_FUSED = frozenset({"Sub", "Mul", "Cast"})
 _NEGATIVE_AXES_SINCE = 11
+
+
+def is_fused_spelling(site: NormSite) -> bool:
+    """Whether ONNX Runtime makes one operator of the operators of a norm.
+
+    It recognizes x / sqrt(..), or x * (1 / sqrt(..)), of Pow(x, 2), followed by gamma or ones, and
+    in a LayerNorm by beta; dynamo and deferral write x * Reciprocal(sqrt(..)), jax2onnx x * x, and
+    Keras Min(., inf) and Max(., 0) in the root.
+    """
+    whole = not site.subtracts_mean or (site.gamma is not None and site.beta is not None)
+    return whole and {node.op_type for node in site.nodes} - _ALSO_FUSED == _FUSED
 
 
 def trailing_axes(view: ModelInfo, site: NormSite) -> int | None:

@@ -81,6 +81,19 @@ def test_turns_end_with_the_budget_but_not_before_the_least_rounds() -> None:
     assert runs[-6:] == [0, 1, 1, 0, 0, 1]
 
 
+def test_a_run_that_waits_for_another_program_makes_no_turns_of_other_lengths() -> None:
+    """Single runs begin with cold caches: one of two equal models seemed nine times as slow."""
+    now, ran = 0.0, [0, 0]
+
+    def run(index: int) -> None:
+        nonlocal now
+        ran[index] += 1
+        now += 1.0 if (index, ran[index]) == (0, 2) else 0.001
+
+    take_turns([lambda: run(0), lambda: run(1)], RunCounts(10, clock=lambda: now))
+    assert ran[0] == ran[1] > 100
+
+
 def test_forms_of_a_model_are_what_the_methods_run(tmp_path: Path) -> None:
     onnx.save(pre_norm_model(), tmp_path / "a.onnx")
     files = prepare(tmp_path / "a.onnx", tmp_path, {"original": None, "folded": {}})

@@ -18,10 +18,10 @@ def test_a_model_is_copied_folded_shared_checked_and_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(scale, "_SIZES", {"tiny": TINY})
-    monkeypatch.setattr(scale, "RESULTS", tmp_path)
     words = ["--sizes", "tiny", "--check", "tiny", "--memory", "0.0012", "--layers", "2"]
-    assert scale.main([*words, "--runs", "1", "--folder", str(tmp_path / "models")]) == 0
-    rows = {row["what"]: float(row["value"]) for row in read(tmp_path / "scale.csv")}
+    words += ["--runs", "1", "--folder", str(tmp_path / "models"), "--out", str(tmp_path / "a.csv")]
+    assert scale.main(words) == 0
+    rows = {row["what"]: float(row["value"]) for row in read(tmp_path / "a.csv")}
     assert rows["data files written"] == rows["data files read"] > 1
     assert 0.3 < rows["bytes that it writes / bytes read"] < 0.9  # projections are not changed
     assert rows["optimize --memory 0.0012: pieces of the verification"] > 1

@@ -8,16 +8,19 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import onnxfold
 from onnxfold.check import ModelSource, float64_runs
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
 from onnxfold.check.truth import judged, truth_of, within
-from onnxfold.errors import UsageError, VerificationError
+from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import make_inputs
 from onnxfold.inputs.spec import InputSpec
 from onnxfold.options import Metric
 from tests.check.verified import one_gamma, single
 from tests.folded import model, weights
+from tests.graphs import graph
+from tests.graphs import weights as tensors
 
 
 def source(w=None, **options) -> ModelSource:
@@ -104,3 +107,35 @@ def test_a_model_that_does_not_load_is_not_within_any_budget() -> None:
     next(iter(broken.model.graph)).op_type = "Gather" + "Nothing"
     with pytest.raises(VerificationError, match="does not run"):
         within(broken, truth, Budget({Metric.RELATIVE: 1.0}))
+
+
+def test_the_inputs_on_which_a_model_does_not_run_are_named() -> None:
+    """The first sample is a batch of 2, as the model's inside has; one of the others is not."""
+    fixed = single("s = Constant <value_ints = [2, 8]> ()  y = Reshape (x, s)", "float[B, 8] x")
+    given = ModelSource(fixed)
+    assert verify(given, given, samples=1).passed
+    with pytest.raises(ModelError, match=r"does not run on the inputs x:[13],8"):
+        verify(given, given, samples=4)
+
+
+@pytest.mark.parametrize("stored", ["initializer", "Constant"])
+def test_half_weights_are_seen_wherever_they_are_stored(stored: str) -> None:
+    """A session computes the layer in float32, with fewer roundings than the model specifies."""
+    made = tensors(W=(8, 8), gamma=(8,), beta=(8,))
+    halves = {name: array.astype(np.float32) for name, array in made.items()}
+    halves["W"] = made["W"].astype(np.float16)
+    body = (
+        "c = Cast<to=10>(x) h = MatMul(c, W) f = Cast<to=1>(h) "
+        "n = LayerNormalization(f, gamma, beta) y = Identity(n)"
+    )
+    given = graph(body, "float[8,8,8] x", "float[8,8,8] y", halves, opset=17)
+    if stored == "Constant":
+        weight = given.graph.initializers.pop("W")
+        node = ir.node("Constant", [], {"value": weight.const_value})
+        node.outputs[0].name = "W"
+        weight.replace_all_uses_with(node.outputs[0])
+        given.graph.insert_before(given.graph[0], node)
+    result = onnxfold.optimize(given, fold="always")
+    assert [weight.value for weight in result.plan.weights] == ["W"]
+    assert result.verification is not None
+    assert result.verification.passed

@@ -269,12 +269,10 @@ TABLE = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
 
 def _of_codes(factor: float, code: str) -> ir.Model:
     """QuantizeLinear of (x / 3) w, or of (x factor) w, as a graph output."""
-    divided = factor == 0
-    numbers = {"s": np.float32(0.02), "k": np.float32(3 if divided else factor), "w": TABLE}
-    body = f"<{code} z = {{0}}> a = {'Div' if divided else 'Mul'} (x, k) h = MatMul (a, w) " + (
-        "y = QuantizeLinear (h, s, z)"
-    )
-    return graph(body, "float[16, 64] x", f"{code}[16, 64] y", numbers, 19)
+    op, number = ("Mul", factor) if factor else ("Div", 3.0)
+    given = f"<{code} z = {{0}}, float s = {{0.02}}, float k = {{{number}}}>"
+    body = f"{given} a = {op} (x, k) h = MatMul (a, w) y = QuantizeLinear (h, s, z)"
+    return graph(body, "float[16, 64] x", f"{code}[16, 64] y", {"w": TABLE}, 19)
 
 
 @pytest.mark.parametrize("code", ["int8", "float8e4m3fn"])
@@ -296,7 +294,9 @@ def _behind_codes(first: str) -> ir.Model:
     """A layer behind numbers that are rounded to codes."""
     table = np.random.default_rng(0).standard_normal((1024, 8)).astype(np.float32)
     scalars = {"s": 0.0035, "k": 0.7, "n": 3.0, "f": 0.2334}
-    numbers = {name: np.float32(number) for name, number in scalars.items()} | {"w": table}
+    numbers = {name: np.array(number, np.float32) for name, number in scalars.items()} | {
+        "w": table
+    }
     body = f"<int8 z = {{0}}> {first} q = QuantizeLinear (a, s, z) " + (
         "d = DequantizeLinear (q, s, z) y = MatMul (d, w)"
     )
@@ -410,7 +410,7 @@ def test_indices_of_what_is_computed_start_from_the_first(limit: int) -> None:
 def test_floats_that_become_the_numbers_of_bins_are_inside_the_table() -> None:
     """Only 0 is: 1 would be bin 10 of 5."""
     body = "t = Mul (x, ten)  f = Floor (t)  i = Cast <to = 7> (f)  y = Gather (W, i)"
-    numbers = {"ten": np.float32(10), "W": np.full((5, 4), 0.5, np.float32)}
+    numbers = {"ten": np.array(10, np.float32), "W": np.full((5, 4), 0.5, np.float32)}
     source = graph(body, "float[n, 4] x", "float[n, 4, 4] y", numbers)
     assert verified(source, source).method == "float64"
 

@@ -152,9 +152,9 @@ def test_an_interrupt_is_handed_on(model: Path) -> None:
     assert os.listdir(model.parent) == ["model.onnx"]
 
 
-@pytest.mark.parametrize("imported", ["typer", "numpy", "onnxfold.pipeline"])
+@pytest.mark.parametrize("imported", ["typer", "pydantic", "numpy", "onnxfold.pipeline"])
 def test_an_interrupt_of_an_import_is_no_traceback(imported: str, model: Path) -> None:
-    """Typer is imported before a command begins, the others by it."""
+    """Typer is imported before a command begins, pydantic by Typer, the others by the command."""
     program = f"""
 import sys
 class Interrupting:

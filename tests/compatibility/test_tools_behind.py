@@ -33,8 +33,7 @@ NORMS = (
 BLOCK = """
   n = LayerNormalization<axis=-1, epsilon=EPS>(x, G, B)
   h = MatMul(n, W)  hb = Add(h, b)  r = Relu(hb)  o = MatMul(r, V)  ob = Add(o, v)
-  z = Add(x, ob)
-  m = LayerNormalization<axis=-1, epsilon=EPS>(z, G2, B2)
+  z = Add(x, ob)  m = LayerNormalization<axis=-1, epsilon=EPS>(z, G2, B2)
   p = MatMul(m, U)  y = Add(p, u)
 """
 BARE = """

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import onnxfold
 from onnxfold.cli.application import app
@@ -26,12 +25,25 @@ from onnxfold.errors import DataError, DependencyError, UsageError
 from onnxfold.geometry import cluster, measurement, measuring_state
 from onnxfold.geometry.work import Task, in_turn
 from onnxfold.inputs.data import open_data
-from tests.builders import chain_model, model_of, pre_norm_model
+from tests import graphs
+from tests.builders import chain_model, pre_norm_model
 from tests.geometry.deadly import Deadly
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "models" / "digits_vit" / "digits_vit.onnx"
 HELD_OUT = ROOT / "models" / "digits_vit" / "heldout.npz"
+
+
+def _ran(*words: str | Path) -> Result:
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def _raised(kind: type[Exception], *words: str | Path) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert isinstance(done.exception, kind)
+    return str(done.exception)
 
 
 def _rows(folder: Path, count: int, name: str = "x.npz", **arrays: Any) -> Path:
@@ -101,12 +113,10 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
     os.utime(data, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(UsageError, match="or a file was written since"):
         onnxfold.measure(chain_model(), data, resume=state)
-    state.write_text('{"fingerprint": "mine"}', encoding="utf-8")
-    with pytest.raises(DataError, match="no state of a measurement"):
-        onnxfold.measure(chain_model(), data, resume=state)
-    state.write_text("{}", encoding="utf-8")
-    with pytest.raises(DataError, match="no state of a measurement"):
-        onnxfold.measure(chain_model(), data, resume=state)
+    for text in ('{"fingerprint": "mine"}', "{}"):
+        state.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match="no state of a measurement"):
+            onnxfold.measure(chain_model(), data, resume=state)
     with pytest.raises(DataError, match=r"resume=.*: Is a directory"):
         onnxfold.measure(chain_model(), data, resume=tmp_path)
 
@@ -118,28 +128,19 @@ def test_an_interrupted_run_goes_on_to_the_same_report(
         onnxfold.measure(chain_model(), data, resume=tmp_path / "other")
 
 
-def _masked_model() -> onnx.ModelProto:
+def _masked_model(length: str = "tokens", *, masked: bool = True) -> onnx.ModelProto:
     """ids [batch, tokens] -> Gather -> LayerNormalization -> * mask."""
     rng = np.random.default_rng(4)
     weights = {
         "table": rng.standard_normal((9, 8)).astype(np.float32),
         "gamma": rng.standard_normal(8).astype(np.float32),
-        "axis": np.array([2], np.int64),
+        "axis": np.array([2]),
     }
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"], name="embed"),
-        helper.make_node("LayerNormalization", ["x", "gamma"], ["n"], name="norm"),
-        helper.make_node("Cast", ["attention_mask"], ["wide"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["wide", "axis"], ["column"]),
-        helper.make_node("Mul", ["n", "column"], ["y"]),
-    ]
-    kind = (TensorProto.INT64, ["batch", "tokens"])
-    return model_of(
-        nodes,
-        {"ids": kind, "attention_mask": kind},
-        {"y": (TensorProto.FLOAT, ["batch", "tokens", 8])},
-        weights,
-    )
+    body = "x = Gather(table, ids) n = LayerNormalization(x, gamma)"
+    if masked:
+        body += "w = Cast<to=1>(attention_mask) column = Unsqueeze(w, axis) y = Mul(n, column)"
+    inputs = f"int64[batch,tokens] ids, int64[batch,{length}] attention_mask"
+    return graphs.model(body, inputs, f"float[batch,tokens,8] {'y' if masked else 'n'}", weights)
 
 
 def test_the_shards_of_a_killed_worker_are_measured_again(
@@ -160,13 +161,8 @@ def test_padding_by_a_mask_is_left_out(tmp_path: Path) -> None:
     ids = np.array([[1, 2, 3, 8], [4, 5, 8, 8]])
     mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]])
     padded = _rows(tmp_path, 0, "padded.npz", ids=ids, attention_mask=mask)
-    alone = _rows(
-        tmp_path,
-        0,
-        "alone.npz",
-        ids=np.array([[1, 2, 3, 4, 5]]),
-        attention_mask=np.ones((1, 5), np.int64),
-    )
+    ids = np.array([[1, 2, 3, 4, 5]])
+    alone = _rows(tmp_path, 0, "alone.npz", ids=ids, attention_mask=np.ones_like(ids))
     found, expected, counted = (
         onnxfold.measure(_masked_model(), data, mask=name)["norms"][0]
         for data, name in ((padded, "attention_mask"), (alone, "attention_mask"), (padded, "ids"))
@@ -178,47 +174,34 @@ def test_padding_by_a_mask_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_fits_no_rows_is_told(tmp_path: Path) -> None:
-    model = _masked_model()
-    model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "others"
-    del model.graph.node[2:]
-    model.graph.output[0].name = "n"
-    data = _rows(
-        tmp_path,
-        0,
-        ids=np.array([[1, 2, 3]]),
-        attention_mask=np.array([[1, 1]]),
-    )
+    model = _masked_model("others", masked=False)
+    data = _rows(tmp_path, 0, ids=np.array([[1, 2, 3]]), attention_mask=np.array([[1, 1]]))
     (norm,) = onnxfold.measure(model, data, mask="attention_mask")["norms"]
     assert norm["unmasked"] == norm["before"]["norm"]["count"] == 3
 
 
+SHAPED = {"x": np.zeros((4, 15), np.float32)}
+TYPED = {"x": np.zeros((4, 16), np.complex64)}
+NAMED = {"other": np.zeros((4, 16), np.float32)}
+BEYOND = {"ids": np.array([[1, 1, 1]] * 10 + [[1, 99, 1]] * 2)}
+
+
 @pytest.mark.parametrize(
-    ("arrays", "sentence"),
+    ("model", "arrays", "sentence"),
     [
-        ({"x": np.zeros((4, 15), np.float32)}, r"x\.npz, rows 0 to 3: input 'x' is \[batch, 16\]"),
-        ({"x": np.zeros((4, 16), np.complex64)}, "input 'x' is float32, the data has complex64"),
-        (
-            {"other": np.zeros((4, 16), np.float32)},
-            "nothing for input 'x'.*has 'other': name the arrays",
-        ),
+        (chain_model, SHAPED, r"x\.npz, rows 0 to 3: input 'x' is \[batch, 16\]"),
+        (chain_model, TYPED, "input 'x' is float32, the data has complex64"),
+        (chain_model, NAMED, "nothing for input 'x'.*has 'other': name the arrays"),
+        (pre_norm_model, BEYOND, "row 10 has 99 in input 'ids', whose table takes 0 to 31"),
     ],
-    ids=["shape", "type", "name"],
 )
 def test_what_does_not_suit_is_one_sentence(
-    tmp_path: Path, arrays: dict[str, Any], sentence: str
+    tmp_path: Path, model: Callable[[], onnx.ModelProto], arrays: dict[str, Any], sentence: str
 ) -> None:
     data = _rows(tmp_path, 0, **arrays)
     with pytest.raises(DataError, match=sentence) as caught:
-        onnxfold.measure(chain_model(), data)
+        onnxfold.measure(model(), data)
     assert "\n" not in str(caught.value)
-
-
-def test_ids_beyond_the_table_are_named_with_their_row(tmp_path: Path) -> None:
-    ids = np.ones((12, 3), np.int64)
-    ids[10, 1] = 99
-    data = _rows(tmp_path, 0, ids=ids)
-    with pytest.raises(DataError, match="row 10 has 99 in input 'ids', whose table takes 0 to 31"):
-        onnxfold.measure(pre_norm_model(), data)
 
 
 def test_bad_shards_are_counted_and_skipped(tmp_path: Path) -> None:
@@ -340,10 +323,9 @@ def test_text_that_cannot_be_read_names_row_and_remedy(tmp_path: Path, tokenizer
 
 def test_images_are_prepared_as_their_file_says(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
-    norm = helper.make_node("LayerNormalization", ["pixels", "g"], ["y"], axis=1, name="norm")
-    kind = (TensorProto.FLOAT, ["n", 3, 2, 2])
-    weights = {"g": np.ones((3, 2, 2), np.float32)}
-    model = model_of([norm], {"pixels": kind}, {"y": kind}, weights)
+    kind, weights = "float[n,3,2,2]", {"g": np.ones((3, 2, 2), np.float32)}
+    body = "y = LayerNormalization<axis=1>(pixels, g)"
+    model = graphs.model(body, f"{kind} pixels", f"{kind} y", weights)
     for name, colour in (("a.png", (255, 0, 0)), ("b.png", (0, 255, 255))):
         pillow.new("RGB", (8, 4), colour).save(tmp_path / name)
     with pytest.raises(UsageError, match="preprocessor_config"):
@@ -359,10 +341,8 @@ def test_images_are_prepared_as_their_file_says(tmp_path: Path) -> None:
 
 def test_the_command_writes_reports_and_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    arguments = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--rows", "20"]
-    arguments += ["--report", str(tmp_path / "r.json"), "--report", str(tmp_path / "r.html")]
-    done = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "figures")])
-    assert done.exit_code == 0, done.output
+    words = ["measure", DIGITS, "--data", HELD_OUT, "--rows", "20", "--report", tmp_path / "r.json"]
+    done = _ran(*words, "--report", tmp_path / "r.html", "--plot", tmp_path / "figures")
     assert "9 norms over 20 rows of arrays" in done.output
     assert json.loads((tmp_path / "r.json").read_text("utf-8"))["rows"] == 20
     page = (tmp_path / "r.html").read_text("utf-8")
@@ -378,48 +358,17 @@ def test_the_command_writes_reports_and_figures(tmp_path: Path) -> None:
     assert len(list((tmp_path / "figures").glob("*.png"))) == 5
 
 
-def test_names_of_norms_stay_distinct_where_they_are_shortened() -> None:
-    from onnxfold.geometry.figures import distinct, shortened
-
-    paths = [f"/model/h.{i}/ln_{i % 2}/LayerNormalization" for i in range(12)]
-    assert distinct(paths)[:2] == ["0/ln_0", "1/ln_1"]
-    assert distinct([*paths, "/model/ln_f/LayerNormalization"])[-1] == "ln_f"
-    assert distinct(["norm"]) == ["norm"]
-    assert distinct(["a.norm", "norm"]) == ["a", "norm"]
-    long = [f"{'layer' * 10}_{number}" for number in range(100)]
-    assert len({shortened(name) for name in distinct(long)}) == 100
-    assert all(len(shortened(name)) <= 22 for name in long)
-
-
-def test_a_conclusion_is_drawn_of_layer_norms_alone() -> None:
-    from onnxfold.geometry.page import conclusion
-
-    def of(mean: float | None) -> dict[str, float | None]:
-        return {"mean": mean}
-
-    rms = {"before": {"uniform_share": of(0.9)}, "error_without_mean": None}
-    one = {"before": {"uniform_share": of(0.004)}, "error_without_mean": of(0.05)}
-    two = {"before": {"uniform_share": of(0.02)}, "error_without_mean": of(0.14)}
-    said = conclusion({"model": "m.onnx", "norms": [rms, one, two]})
-    assert said is not None
-    assert said.startswith("m.onnx: the means carry 0.40% to 2.00% of the squared length")
-    assert said.endswith("change the normalized vectors by 5.00% to 14.00%.")
-    assert conclusion({"model": "m.onnx", "norms": [rms]}) is None
-
-
 def test_the_command_says_loudly_that_inputs_are_made_up(tmp_path: Path) -> None:
     onnx.save(chain_model(), tmp_path / "m.onnx")
-    done = CliRunner().invoke(app, ["measure", str(tmp_path / "m.onnx"), "--rows", "4"])
-    assert done.exit_code == 0
-    assert "SYNTHETIC" in done.stderr
+    assert "SYNTHETIC" in _ran("measure", tmp_path / "m.onnx", "--rows", "4").stderr
 
 
 def test_a_missing_library_is_told_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    arguments = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--plot", str(tmp_path / "f")]
-    done = CliRunner().invoke(app, arguments)
+    words = ["measure", str(DIGITS), "--data", str(HELD_OUT), "--plot", str(tmp_path / "f")]
+    done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, DependencyError)
     assert "pip install 'onnxfold[measure]'" in str(done.exception)
     assert "norms over" not in done.output
@@ -432,17 +381,14 @@ def test_models_stand_side_by_side_and_are_drawn_again(tmp_path: Path) -> None:
         onnx.save(chain_model(), model)
     data, both = _rows(tmp_path, 20), tmp_path / "both.json"
     page = tmp_path / "both.html"
-    words = [*map(str, models), "--data", str(data), "--report", str(both), "--report", str(page)]
-    done = CliRunner().invoke(app, ["measure", *words])
-    assert done.exit_code == 0, done.output
+    _ran("measure", *models, "--data", data, "--report", both, "--report", page)
     found = json.loads(both.read_text("utf-8"))["models"]
     assert [report["model"] for report in found] == ["a.onnx", "b.onnx"]
     assert found[0]["sha256"] == sha256(models[0].read_bytes()).hexdigest()
     assert found[0]["norms"] == found[1]["norms"] == onnxfold.measure(models[0], data)["norms"]
     assert page.read_text("utf-8").count("<svg") == 4
-    done = CliRunner().invoke(app, ["plot", str(both), "-o", str(tmp_path / "figures")])
-    assert done.exit_code == 0, done.output
-    assert "drew 2 measurements" in done.output
+    drawn = _ran("plot", both, "-o", tmp_path / "figures").output
+    assert "drew 2 measurements" in drawn
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {"angles_of_models.svg", "means_of_models.png"} <= names
 
@@ -456,8 +402,7 @@ def test_a_series_is_drawn_over_the_steps_of_training(tmp_path: Path) -> None:
         text = json.dumps({**report, **training, "step": step})
         (tmp_path / "angles" / f"step_{step:08}.json").write_text(text, encoding="utf-8")
     page = tmp_path / "training.html"
-    done = CliRunner().invoke(app, ["plot", str(tmp_path / "angles"), "--report", str(page)])
-    assert done.exit_code == 0, done.output
+    _ran("plot", tmp_path / "angles", "--report", page)
     text = page.read_text("utf-8")
     assert "over the steps of training" in text
     assert f"step 100: {len(report['norms'])} norms in training" in text
@@ -478,18 +423,15 @@ def test_what_is_no_measurement_is_told(tmp_path: Path, content: str | None, tol
     file = tmp_path / "x.json"
     if content is not None:
         file.write_text(content, encoding="utf-8")
-    done = CliRunner().invoke(app, ["plot", str(file), "-o", str(tmp_path / "figures")])
-    assert isinstance(done.exception, DataError)
-    assert told in str(done.exception)
+    assert told in _raised(DataError, "plot", file, "-o", tmp_path / "figures")
 
 
 def test_a_report_on_optimizing_shows_what_was_measured(tmp_path: Path) -> None:
     measured, html, written = (tmp_path / name for name in ("m.json", "r.html", "r.json"))
     report = onnxfold.measure(DIGITS, HELD_OUT, rows=20)
     measured.write_text(json.dumps(report), encoding="utf-8")
-    words = ["optimize", str(DIGITS), "--dry-run", "--measured", str(measured)]
-    done = CliRunner().invoke(app, [*words, "--report", str(html), "--report", str(written)])
-    assert done.exit_code == 0, done.output
+    words = ["optimize", DIGITS, "--dry-run", "--measured", measured]
+    _ran(*words, "--report", html, "--report", written)
     found = json.loads(written.read_text("utf-8"))
     names = [norm["name"] for norm in found["inspect"]["norms"]]
     first = found["measurement"]["norms"][names[0]]
@@ -499,7 +441,5 @@ def test_a_report_on_optimizing_shows_what_was_measured(tmp_path: Path) -> None:
     assert page.count("degrees to the uniform vector") == len(names) == 9
     assert f'<a href="{measured}">' in page
     measured.write_text(json.dumps({**report, "sha256": "0"}), encoding="utf-8")
-    done = CliRunner().invoke(app, [*words, "--report", str(html)])
-    assert "a measurement of another model" in str(done.exception)
-    done = CliRunner().invoke(app, words)
-    assert "ask for one" in str(done.exception)
+    assert "a measurement of another model" in _raised(UsageError, *words, "--report", html)
+    assert "ask for one" in _raised(UsageError, *words)

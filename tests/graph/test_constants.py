@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import in_memory, whole_node
 from onnxfold.shapes import infer
 from onnxfold.shapes.symbolic import SymbolicShapes
+from tests.graphs import model, untyped
 
 Array = npt.NDArray[Any]
-_AXES = np.array([0], dtype=np.int64)
 
 
 def _view(
-    nodes: list[onnx.NodeProto],
-    weights: dict[str, Array],
-    opset: int = 17,
-    ir_version: int = 8,
-    listed: tuple[str, ...] = (),
+    body: str, weights: dict[str, Array] | None = None, opset: int = 17, listed: str = ""
 ) -> ModelInfo:
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])]
-    inputs += [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, weights[name].shape)
-        for name in listed
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "constants",
-        inputs,
-        [helper.make_empty_tensor_value_info(nodes[-1].output[0])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    imports = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
-    return infer(ir.from_proto(model))
+    last = re.findall(r"(\w+) = ", body)[-1]
+    proto = model(body, f"float[batch,4] x{listed}", f"float {last}", weights, opset)
+    return infer(ir.from_proto(untyped(proto)))
 
 
 def _array(view: ModelInfo, name: str) -> Array | None:
@@ -53,19 +37,10 @@ def _array(view: ModelInfo, name: str) -> Array | None:
 def test_constant_expressions_are_read_in_the_opset_of_the_model(opset: int) -> None:
     """Unsqueeze, Squeeze and the reductions take axes as attributes or as an input."""
     w = np.arange(6, dtype=np.float32).reshape(2, 3)
-    as_input = opset >= 13
-    unsqueeze = ["w", "axes"] if as_input else ["w"]
-    attributes: dict[str, Any] = {} if as_input else {"axes": [0]}
-    mean: dict[str, Any] = {} if opset >= 18 else {"axes": [0]}
-    nodes = [
-        helper.make_node("Unsqueeze", unsqueeze, ["u"], **attributes),
-        helper.make_node("Squeeze", ["u", "axes"] if as_input else ["u"], ["s"], **attributes),
-        helper.make_node(
-            "ReduceMean", ["s", "axes"] if opset >= 18 else ["s"], ["m"], keepdims=0, **mean
-        ),
-        helper.make_node("Add", ["x", "m"], ["y"]),
-    ]
-    view = _view(nodes, {"w": w, "axes": _AXES}, opset)
+    axes, more = ("", ", axes") if opset >= 13 else ("<axes=[0]>", "")
+    mean = "<keepdims=0>(s, axes)" if opset >= 18 else "<keepdims=0, axes=[0]>(s)"
+    body = f"u = Unsqueeze{axes}(w{more}) s = Squeeze{axes}(u{more}) m = ReduceMean{mean}"
+    view = _view(f"{body} y = Add(x, m)", {"w": w, "axes": np.array([0])}, opset)
     np.testing.assert_array_equal(_array(view, "u"), w[None])
     np.testing.assert_array_equal(_array(view, "m"), w.mean(axis=0))
     assert _array(view, "y") is None
@@ -73,7 +48,7 @@ def test_constant_expressions_are_read_in_the_opset_of_the_model(opset: int) -> 
 
 def test_every_output_of_a_constant_split_is_its_own_part() -> None:
     w = np.arange(4, dtype=np.float32)
-    view = _view([helper.make_node("Split", ["w"], ["a", "b"], axis=0)], {"w": w})
+    view = _view("a, b = Split<axis=0>(w)", {"w": w})
     np.testing.assert_array_equal(_array(view, "b"), w[2:])
 
 
@@ -84,16 +59,13 @@ def test_a_slice_backwards_from_before_the_first_element_is_not_evaluated(
     start: int, expected: list[int] | None
 ) -> None:
     """It begins with the first element in ONNX, with none in onnx's evaluator."""
-    bounds = {"w": [1, 2, 3], "start": [start], "end": [-9], "axis": [0], "step": [-1]}
+    bounds = {"w": [1, 2, 3], "start": [start], "end": [-9], "axis": [0], "step": [-1], "one": [1]}
     for axis in ("axis", ""):
-        nodes = [
-            helper.make_node("Slice", ["w", "start", "end", axis, "step"], ["y"]),
-            helper.make_node("Shape", ["x"], ["sizes"]),
-            helper.make_node("Concat", ["sizes", "one"], ["three"], axis=0),
-            helper.make_node("Slice", ["three", "start", "end", axis, "step"], ["z"]),
-        ]
-        weights = {name: np.array(numbers) for name, numbers in bounds.items()}
-        view = _view(nodes, weights | {"one": np.array([1])})
+        body = (
+            f"y = Slice(w, start, end, {axis}, step) sizes = Shape(x) "
+            f"three = Concat<axis=0>(sizes, one) z = Slice(three, start, end, {axis}, step)"
+        )
+        view = _view(body, {name: np.array(numbers) for name, numbers in bounds.items()})
         array, values = _array(view, "y"), view.by_ref()
         assert (None if array is None else array.tolist()) == expected
         vector = SymbolicShapes(view).vector(values["z"])
@@ -104,35 +76,29 @@ def test_a_slice_backwards_from_before_the_first_element_is_not_evaluated(
 
 
 def test_the_shape_of_an_input_is_constant_where_it_is_static() -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["all"]),
-        helper.make_node("Shape", ["x"], ["last"], start=1),
-    ]
-    view = _view(nodes, {})
+    view = _view("all = Shape(x) last = Shape<start=1>(x)")
     assert _array(view, "all") is None
     assert view.integers(view.by_ref()["last"]) == (4,)
 
 
 def test_a_default_that_callers_may_override_is_no_constant() -> None:
-    w = np.ones(4, dtype=np.float32)
-    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
-    assert _array(_view(nodes, {"w": w}), "w") is not None
-    assert _array(_view(nodes, {"w": w}, listed=("w",)), "w") is None
+    w, body = np.ones(4, dtype=np.float32), "y = Add(x, w)"
+    assert _array(_view(body, {"w": w}), "w") is not None
+    assert _array(_view(body, {"w": w}, listed=", float[4] w"), "w") is None
 
 
 @pytest.mark.parametrize(
-    ("attributes", "expected"),
+    ("form", "expected"),
     [
-        ({"value_float": 2.5}, np.float32(2.5)),
-        ({"value_int": 3}, np.int64(3)),
-        ({"value_ints": [1, 2]}, np.array([1, 2])),
-        ({"value_floats": [0.5]}, np.array([0.5], np.float32)),
-        ({"value": numpy_helper.from_array(np.array([1.0, 2.0]))}, np.array([1.0, 2.0])),
+        ("value_float = 2.5", np.float32(2.5)),
+        ("value_int = 3", np.int64(3)),
+        ("value_ints = [1, 2]", np.array([1, 2])),
+        ("value_floats = [0.5]", np.array([0.5], np.float32)),
+        ("value = double[2] {1.0, 2.0}", np.array([1.0, 2.0])),
     ],
 )
-def test_constant_nodes_of_every_form_are_read(attributes: dict[str, Any], expected: Array) -> None:
-    view = _view([helper.make_node("Constant", [], ["c"], **attributes)], {})
-    array = _array(view, "c")
+def test_constant_nodes_of_every_form_are_read(form: str, expected: Array) -> None:
+    array = _array(_view(f"c = Constant<{form}>()"), "c")
     assert array is not None
     assert array.dtype == expected.dtype
     np.testing.assert_array_equal(array, expected)
@@ -140,7 +106,7 @@ def test_constant_nodes_of_every_form_are_read(attributes: dict[str, Any], expec
 
 def test_large_tensors_are_not_read() -> None:
     large = np.zeros((1 << 9, 1 << 9), dtype=np.float32)
-    view = _view([helper.make_node("Neg", ["w"], ["y"])], {"w": large})
+    view = _view("y = Neg(w)", {"w": large})
     assert _array(view, "w") is None
     assert _array(view, "y") is None
     assert view.tensor(view.by_ref()["w"]) is not None
@@ -148,7 +114,7 @@ def test_large_tensors_are_not_read() -> None:
 
 def test_tensors_of_as_many_elements_as_the_limit_are_read() -> None:
     for size, read in ((1 << 16, True), ((1 << 16) + 1, False)):
-        view = _view([helper.make_node("Neg", ["w"], ["y"])], {"w": np.ones(size, np.float32)})
+        view = _view("y = Neg(w)", {"w": np.ones(size, np.float32)})
         assert [_array(view, name) is not None for name in "wy"] == [read] * 2
 
 
@@ -171,7 +137,7 @@ def test_small_results_are_evaluated_and_large_ones_are_not(
     op_type: str, operands: list[Any], expected: Array | None
 ) -> None:
     weights = {f"w{number}": np.array(operand) for number, operand in enumerate(operands)}
-    array = _array(_view([helper.make_node(op_type, list(weights), ["y"])], weights), "y")
+    array = _array(_view(f"y = {op_type}({', '.join(weights)})", weights), "y")
     if expected is None:
         assert array is None
     else:
@@ -182,21 +148,15 @@ def test_small_results_are_evaluated_and_large_ones_are_not(
 def test_axes_of_an_unsqueeze_are_those_of_the_result_in_any_order() -> None:
     w = np.ones((2, 3), np.float32)
     for axes, shape in (([-1, 1], (2, 1, 3, 1)), ([1, 0], (1, 1, 2, 3)), ([3, 1], (2, 1, 3, 1))):
-        node = helper.make_node("Unsqueeze", ["w"], ["y"], axes=axes)
-        array = _array(_view([node], {"w": w}, opset=11), "y")
+        array = _array(_view(f"y = Unsqueeze<axes={axes}>(w)", {"w": w}, opset=11), "y")
         assert array is not None
         assert array.shape == shape
 
 
 def test_floats_are_wide_where_that_is_asked_for_and_integers_stay() -> None:
     third = np.array([1 / 3], np.float32)
-    nodes = [
-        helper.make_node("Cast", ["w"], ["half"], to=TensorProto.FLOAT16),
-        helper.make_node("Add", ["half", "v"], ["sum"]),
-        helper.make_node("Add", ["n", "n"], ["count"]),
-    ]
     weights = {"w": third, "v": np.array([1], np.float16), "n": np.array([3])}
-    view = _view(nodes, weights)
+    view = _view("half = Cast<to=10>(w) sum = Add(half, v) count = Add(n, n)", weights)
     wide, count = (view.wide_array(view.by_ref()[name]) for name in ("sum", "count"))
     assert wide is not None
     assert count is not None
@@ -207,7 +167,7 @@ def test_floats_are_wide_where_that_is_asked_for_and_integers_stay() -> None:
 
 
 def test_sizes_of_values_are_told_by_axes_that_they_have() -> None:
-    view = _view([helper.make_node("Neg", ["x"], ["y"])], {})
+    view = _view("y = Neg(x)")
     x = view.by_ref()["x"]
     sizes = [view.dim(x, axis) for axis in range(-3, 3)]
     assert sizes == [None, "batch", 4, "batch", 4, None]
@@ -215,8 +175,7 @@ def test_sizes_of_values_are_told_by_axes_that_they_have() -> None:
 
 
 def test_random_numbers_are_not_constant() -> None:
-    node = helper.make_node("RandomNormal", [], ["r"], shape=[4])
-    assert _array(_view([node], {}), "r") is None
+    assert _array(_view("r = RandomNormal<shape=[4]>()"), "r") is None
 
 
 def test_what_onnx_reads_of_a_node_is_not_in_another_file(tmp_path: Path) -> None:

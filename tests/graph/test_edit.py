@@ -30,11 +30,8 @@ _READ = """
 g (float[4] x, float[4] default) => (float[4] y, float[4] kept)
 <float[4] w = {1, 2, 3, 4}, float[4] v = {1, 1, 1, 1}, float[4] default = {0, 0, 0, 0}> {
   c = Constant <value = float[4] {1, 2, 3, 4}> ()
-  d = Constant <value = float[4] {4, 3, 2, 1}> ()
-  n = Neg (x)
-  sum = Sum (n, c, d, w, v, default)
-  y = Add (x, d)
-  kept = Add (x, v)
+  d = Constant <value = float[4] {4, 3, 2, 1}> ()  n = Neg (x)
+  sum = Sum (n, c, d, w, v, default)  y = Add (x, d)  kept = Add (x, v)
 }
 """
 

@@ -266,7 +266,7 @@ def test_the_size_of_a_fiber_is_the_number_of_elements_of_a_set() -> None:
 @pytest.mark.parametrize(
     ("fiber", "text"),
     [
-        (Fiber(()), ""),
+        (Fiber(()), "no axis"),
         (Fiber((AxisBlock(2, 1, 8, 1),)), "axis 2"),
         (Fiber((AxisBlock(1, 1, 4, 2),)), "axis 1 in groups of 4"),
     ],

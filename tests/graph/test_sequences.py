@@ -11,13 +11,11 @@ from onnxfold.graph.traversal import all_nodes
 
 _GROWN = """
 g (float[n,4] x, int64 k, bool c, seq(float[n,4]) given) => (float[A,n,4] y) {
-  empty = SequenceEmpty ()
-  pair = SequenceConstruct (x, x)
+  empty = SequenceEmpty ()  pair = SequenceConstruct (x, x)
   first, second = Loop (k, c, START, x) <
     body = b (int64 i, bool on, seq(float[n,4]) s, float[n,4] h)
       => (bool o, seq(float[n,4]) grown, float[n,4] next) {
-      o = Identity (on)
-      next = Neg (h)
+      o = Identity (on)  next = Neg (h)
       grown = GROW
   }>
   y = ConcatFromSequence <axis = 0, new_axis = 1> (first)
@@ -92,8 +90,7 @@ def test_what_a_function_unbinds_is_seen_behind_its_calls(call: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 18, "f" : 1]>
         g (float[2,4] x) => (float[4] y, float[2,4] z) {{
           parts = f.{call} (x)
-          first = Constant <value = int64 {{0}}> ()
-          y = SequenceAt (parts, first)
+          first = Constant <value = int64 {{0}}> ()  y = SequenceAt (parts, first)
           z = f.plain (x)
         }}
         <domain: "f", opset_import: ["" : 18]> aten_unbind (a) => (s) {{

@@ -59,16 +59,9 @@ def test_nan_in_what_a_norm_keeps_is_kept_and_proved(number: str) -> None:
         agraph (float[N,3,4] x) => (float[N,3,4] y)
         <float two = {2}>
         {
-            h = MatMul(x, W)
-            m = ReduceMean<axes=[-1]>(h)
-            d = Sub(h, m)
-            q = Pow(d, two)
-            v = ReduceMean<axes=[-1]>(q)
-            e = Add(v, epsilon)
-            s = Sqrt(e)
-            n = Div(d, s)
-            a = Mul(n, g)
-            y = Add(a, b)
+            h = MatMul(x, W)  m = ReduceMean<axes=[-1]>(h)  d = Sub(h, m)  q = Pow(d, two)
+            v = ReduceMean<axes=[-1]>(q)  e = Add(v, epsilon)  s = Sqrt(e)  n = Div(d, s)
+            a = Mul(n, g)  y = Add(a, b)
         }""")
     numbers = {"W": np.random.default_rng(3).standard_normal((4, 4)), "epsilon": np.array(0.001)}
     numbers |= {

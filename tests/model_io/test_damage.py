@@ -6,12 +6,16 @@ import io
 import os
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import helper
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError
@@ -223,10 +227,49 @@ def test_a_name_cannot_break_the_line(tmp_path: Path) -> None:
     assert "a\\nb/no.onnx: No such file" in refused(folder / "no.onnx")
 
 
-def test_a_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    raw = linear(weight("WEIGHT", 4)).SerializeToString()
-    (tmp_path / "m.onnx").write_bytes(raw.replace(b"WEIGHT", b"WEI\xffHT"))
-    assert "is not UTF-8 text" in refused(tmp_path / "m.onnx")
+def test_a_text_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """Python reads it as bytes, which no file can be written with."""
+    proto = linear(weight("weight", 4))
+    proto.graph.value_info.append(helper.make_tensor_value_info("h", 1, ["batch"]))
+    proto.functions.append(
+        helper.make_function("f", "F", ["p"], ["q"], [helper.make_node("Relu", ["p"], ["q"])], [])
+    )
+    graph, function = proto.graph, proto.functions[0]
+    tensor = graph.initializer[0]
+    for part in (proto, graph, graph.node[0], tensor, graph.value_info[0], function):
+        part.doc_string = "doc"
+        part.metadata_props.add(key="key", value="value")
+    places = list(_texts(proto))
+    assert len(places) > 30
+    for put in places:
+        before = put("MARKER")
+        raw = proto.SerializeToString()
+        put(before)
+        (tmp_path / "m.onnx").write_bytes(raw.replace(b"MARKER", b"MARK\xffR"))
+        assert "in it is not UTF-8 text" in refused(tmp_path / "m.onnx")
+
+
+def _texts(part: Any) -> Iterator[Callable[[str], str]]:
+    """Yield, for every text in a message, what puts another there and returns the old one."""
+
+    def one(name: str, text: str) -> str:
+        old: str = getattr(part, name)
+        setattr(part, name, text)
+        return old
+
+    def several(name: str, index: int, text: str) -> str:
+        old: str = getattr(part, name)[index]
+        getattr(part, name)[index] = text
+        return old
+
+    for field, content in part.ListFields():
+        if isinstance(content, str):
+            yield partial(one, field.name)
+        elif field.type == field.TYPE_STRING:
+            yield from (partial(several, field.name, index) for index in range(len(content)))
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in [content] if hasattr(content, "ListFields") else content:
+                yield from _texts(inner)
 
 
 def rewrite(path: Path, data: bytes) -> None:

@@ -18,8 +18,7 @@ def noisy_model() -> ir.Model:
         main (bool c, float[2] x) => (float[2] y)
         <float[2] w = {1, 2}>
         {
-            z = Add (x, w)
-            t = local.Twice (z)
+            z = Add (x, w)  t = local.Twice (z)
             y = If (c) <
                 then_branch = g1 () => (float[2] a) { a = Neg (t) },
                 else_branch = g2 () => (float[2] b) { b = Abs (t) }

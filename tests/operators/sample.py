@@ -86,6 +86,16 @@ class Draw:
         ones = tuple(1 if self.chance(0.35) else dim for dim in dims)
         return ones[self.number(0, len(ones)) :] if self.chance(0.35) else ones
 
+    def sample(
+        self,
+        op_type: str,
+        opset: int,
+        operands: Sequence[Operand | None],
+        attributes: dict[str, Any],
+        **more: Any,
+    ) -> Sample:
+        return Sample(op_type, opset, tuple(operands), attributes, self.size_of, **more)
+
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
         rest, result = list(items), []
         while rest:

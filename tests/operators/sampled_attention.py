@@ -95,12 +95,11 @@ def _onnx(draw: Draw) -> Sample:
         operands += [fixed(draw.normal((batch, few, 2, size))) for _ in range(2)]
     attributes = {"q_num_heads": many, "kv_num_heads": few} if flat else {}
     y: Dims = (batch, t, many * size) if flat else (batch, many, t, size)
-    return Sample(
+    return draw.sample(
         "Attention",
         draw.pick((23, 24)),
         tuple(operands),
         attributes,
-        draw.size_of,
         outputs=3 if kept else 1,
         function=_oracle((many, few), mask=3, past=(4, 5), bias=None, merge=flat),
         output_dims=None if kept else y,
@@ -118,12 +117,11 @@ def _multi_head(draw: Draw) -> Sample:
     operands.append(fixed(draw.normal((3 * heads * size,))) if biased else None)
     if draw.chance(0.3):
         operands += [None, _mask(draw, batch, heads, t, s)]
-    return Sample(
+    return draw.sample(
         "MultiHeadAttention",
         17,
         tuple(operands),
         {"num_heads": heads},
-        draw.size_of,
         domain=_CONTRIB,
         function=_oracle((heads, heads), mask=5, past=None, bias=3, merge=True),
         output_dims=(batch, t, heads * size),
@@ -139,12 +137,11 @@ def _group_query(draw: Draw) -> Sample:
     operands += [fixed(draw.normal((batch, few, 2, size))) if past else None for _ in range(2)]
     lengths = np.full(batch, t - 1, dtype=np.int32), np.array(t, dtype=np.int32)
     operands += [fixed(array) for array in lengths]
-    return Sample(
+    return draw.sample(
         "GroupQueryAttention",
         17,
         tuple(operands),
         {"num_heads": many, "kv_num_heads": few},
-        draw.size_of,
         outputs=3 if kept else 1,
         domain=_CONTRIB,
         function=_oracle((many, few), mask=10, past=(3, 4), bias=None, merge=True),

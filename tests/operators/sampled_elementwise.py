@@ -18,7 +18,7 @@ Key = tuple[str, str]
 def _done(
     draw: Draw, op_type: str, opset: int, operands: Sequence[Operand | None], **rest: Any
 ) -> Sample:
-    return Sample(op_type, opset, tuple(operands), rest.pop("attributes", {}), draw.size_of, **rest)
+    return draw.sample(op_type, opset, operands, rest.pop("attributes", {}), **rest)
 
 
 def _pair(draw: Draw) -> tuple[Dims, Dims]:

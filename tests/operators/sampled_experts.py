@@ -88,8 +88,8 @@ def _experts(draw: Draw) -> Sample:
         attributes["swiglu_fusion"] = 1
     if draw.chance(0.5):
         attributes["normalize_routing_weights"] = 1
-    return Sample(
-        "MoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=moe,
+    return draw.sample(
+        "MoE", 17, operands, attributes, domain=_MS, function=moe,
         output_dims=(*rows, hidden),
     )  # fmt: skip
 
@@ -112,8 +112,8 @@ def q_experts(draw: Draw) -> Sample:
         "k": draw.number(1, count), "activation_type": "silu", "expert_weight_bits": 8,
         "weights_prepacked": 0,
     }  # fmt: skip
-    return Sample(
-        "QMoE", 17, tuple(operands), attributes, draw.size_of, domain=_MS, function=q_moe,
+    return draw.sample(
+        "QMoE", 17, operands, attributes, domain=_MS, function=q_moe,
         output_dims=(*rows, hidden),
     )  # fmt: skip
 

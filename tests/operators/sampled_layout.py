@@ -17,9 +17,7 @@ __all__ = ["LAYOUT"]
 def _transpose(draw: Draw) -> Sample:
     dims = draw.dims(1, 4)
     attributes = {"perm": draw.shuffled(range(len(dims)))} if draw.chance(0.8) else {}
-    return Sample(
-        "Transpose", draw.pick((9, 13, 21)), (draw.floats(dims),), attributes, draw.size_of
-    )
+    return draw.sample("Transpose", draw.pick((9, 13, 21)), (draw.floats(dims),), attributes)
 
 
 def _ints(*numbers: int) -> Operand:
@@ -63,13 +61,11 @@ def _reshape(draw: Draw) -> Sample:
                 end += 1
             taken = prod(run) * prod(draw.static(dims[position:end]))
             keep = 1
-            if draw.chance(0.5):
-                run, keep = [], 1
-            else:
-                sizes = list(run)
-                written.extend(sizes)
-                known.extend(sizes)
-                keep, run = prod(run), []
+            if not draw.chance(0.5):
+                written.extend(run)
+                known.extend(run)
+                keep = prod(run)
+            run = []
             written.append(-1)
             known.append(
                 None if any(isinstance(d, str) for d in dims[position:end]) else taken // keep
@@ -82,26 +78,19 @@ def _reshape(draw: Draw) -> Sample:
     flush()
     x = draw.floats(dims, constant=0.1)
     output_dims = tuple(known) if draw.chance(0.5) else None
-    return Sample(
-        "Reshape",
-        draw.pick((9, 13, 14, 21)),
-        (x, _ints(*written)),
-        {},
-        draw.size_of,
-        output_dims=output_dims,
+    return draw.sample(
+        "Reshape", draw.pick((9, 13, 14, 21)), (x, _ints(*written)), {}, output_dims=output_dims
     )
 
 
 def _flattened(draw: Draw, dims: Dims) -> Sample:
-    return Sample("Reshape", 14, (draw.floats(dims), _ints(-1)), {}, draw.size_of)
+    return draw.sample("Reshape", 14, (draw.floats(dims), _ints(-1)), {})
 
 
 def _flatten(draw: Draw) -> Sample:
     dims = draw.dims(1, 4)
     attributes = {"axis": draw.number(0, len(dims))} if draw.chance(0.8) else {}
-    return Sample(
-        "Flatten", draw.pick((9, 11, 13, 21)), (draw.floats(dims),), attributes, draw.size_of
-    )
+    return draw.sample("Flatten", draw.pick((9, 11, 13, 21)), (draw.floats(dims),), attributes)
 
 
 def _squeeze(draw: Draw) -> Sample:
@@ -133,9 +122,9 @@ def _with_axes(
 ) -> Sample:
     x = draw.floats(dims)
     if opset >= as_input:
-        return Sample(op_type, opset, (x, _ints(*axes)), {}, draw.size_of)
+        return draw.sample(op_type, opset, (x, _ints(*axes)), {})
     function = _squeezed if op_type == "Squeeze" else _unsqueezed
-    return Sample(op_type, opset, (x,), {"axes": axes}, draw.size_of, function=function)
+    return draw.sample(op_type, opset, (x,), {"axes": axes}, function=function)
 
 
 def _squeezed(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
@@ -157,9 +146,7 @@ def _expand(draw: Draw) -> Sample:
     source = draw.narrower(full)
     shape = [1 if draw.chance(0.2) and len(full) == len(source) else n for n in draw.static(full)]
     shape = [n if m != 1 else max(n, 1) for n, m in zip(shape, draw.static(full), strict=True)]
-    return Sample(
-        "Expand", draw.pick((9, 13)), (draw.floats(source), _ints(*shape)), {}, draw.size_of
-    )
+    return draw.sample("Expand", draw.pick((9, 13)), (draw.floats(source), _ints(*shape)), {})
 
 
 def _split(draw: Draw) -> Sample:
@@ -179,16 +166,14 @@ def _split(draw: Draw) -> Sample:
         attributes["split"] = parts
     else:
         operands.append(_ints(*parts))
-    return Sample("Split", opset, tuple(operands), attributes, draw.size_of, outputs=len(parts))
+    return draw.sample("Split", opset, operands, attributes, outputs=len(parts))
 
 
 def _cumsum(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     attributes = {name: 1 for name in ("exclusive", "reverse") if draw.chance(0.4)}
     axis = fixed(np.array(draw.axis(len(dims)), dtype=np.int64))
-    return Sample(
-        "CumSum", draw.pick((11, 14)), (draw.floats(dims), axis), attributes, draw.size_of
-    )
+    return draw.sample("CumSum", draw.pick((11, 14)), (draw.floats(dims), axis), attributes)
 
 
 def _slice(draw: Draw) -> Sample:
@@ -226,14 +211,14 @@ def _slice(draw: Draw) -> Sample:
         attributes = {"starts": starts, "ends": ends}
         if not ordered or draw.chance(0.5):
             attributes["axes"] = axes
-        return Sample("Slice", opset, (x,), attributes, draw.size_of)
+        return draw.sample("Slice", opset, (x,), attributes)
     operands: list[Operand | None] = [x, _ints(*starts), _ints(*ends)]
     plain = all(step == 1 for step in steps)
     if not (ordered and plain and draw.chance(0.5)):
         operands.append(_ints(*written))
         if not plain or draw.chance(0.5):
             operands.append(_ints(*steps))
-    return Sample("Slice", opset, tuple(operands), {}, draw.size_of)
+    return draw.sample("Slice", opset, operands, {})
 
 
 def _gather(draw: Draw) -> Sample:
@@ -241,15 +226,13 @@ def _gather(draw: Draw) -> Sample:
     axis = draw.number(0, len(dims) - 1)
     size = draw.static(dims)[axis]
     shape = draw.static(draw.dims(0, 2, symbolic=0.0))
-    low = 0
-    indices = np.array(
-        [draw.number(low, size - 1) for _ in range(prod(shape))], dtype=np.int64
-    ).reshape(shape)
+    places = [draw.number(0, size - 1) for _ in range(prod(shape))]
+    indices = np.array(places, np.int64).reshape(shape)
     attributes = {"axis": axis - len(dims) if draw.chance(0.4) else axis}
     if axis == 0 and draw.chance(0.3):
         attributes = {}
     operands = (draw.floats(dims, constant=0.5), fixed(indices, constant=draw.chance(0.4)))
-    return Sample("Gather", draw.pick((9, 11, 13)), operands, attributes, draw.size_of)
+    return draw.sample("Gather", draw.pick((9, 11, 13)), operands, attributes)
 
 
 def _gather_nd(draw: Draw) -> Sample:
@@ -259,19 +242,11 @@ def _gather_nd(draw: Draw) -> Sample:
     depth = draw.number(1, len(dims) - batch)
     shape = (*sizes[:batch], *draw.static(draw.dims(0, 2, symbolic=0.0)))
     limits = sizes[batch : batch + depth]
-    indices = np.array(
-        [[draw.number(0, limit - 1) for limit in limits] for _ in range(prod(shape))],
-        dtype=np.int64,
-    ).reshape((*shape, depth))
+    rows = [[draw.number(0, limit - 1) for limit in limits] for _ in range(prod(shape))]
+    indices = np.array(rows, np.int64).reshape((*shape, depth))
     operands = (draw.floats(dims, constant=0.5), fixed(indices, constant=draw.chance(0.4)))
     attributes = {"batch_dims": batch} if batch else {}
-    return Sample(
-        "GatherND",
-        draw.pick((12, 13)) if batch else 11,
-        operands,
-        attributes,
-        draw.size_of,
-    )
+    return draw.sample("GatherND", draw.pick((12, 13)) if batch else 11, operands, attributes)
 
 
 def _scatter_nd(draw: Draw) -> Sample:
@@ -281,7 +256,7 @@ def _scatter_nd(draw: Draw) -> Sample:
     count = draw.number(1, prod(sizes[:depth]))
     places = draw.rng.sample(list(np.ndindex(*sizes[:depth])), count)
     opset = draw.pick((11, 12, 13, 15, 16, 17, 18))
-    return Sample(
+    return draw.sample(
         "ScatterND",
         opset,
         (
@@ -290,7 +265,6 @@ def _scatter_nd(draw: Draw) -> Sample:
             draw.floats((count, *dims[depth:])),
         ),
         _reduction(draw, opset),
-        draw.size_of,
     )
 
 
@@ -314,7 +288,7 @@ def _scatter_elements(draw: Draw) -> Sample:
         alike = rows.reshape([-1 if each == axis else 1 for each in range(len(shape))])
         indices = np.broadcast_to(alike, shape).copy()
     opset = draw.pick((11, 12, 13, 15, 16, 17, 18))
-    return Sample(
+    return draw.sample(
         "ScatterElements",
         opset,
         (
@@ -323,7 +297,6 @@ def _scatter_elements(draw: Draw) -> Sample:
             draw.floats(tuple(shape)),
         ),
         {"axis": axis, **_reduction(draw, opset)},
-        draw.size_of,
     )
 
 
@@ -335,20 +308,20 @@ def _concat(draw: Draw) -> Sample:
     )
     opset = draw.pick((9, 11, 13))
     written = axis - len(dims) if opset >= 11 and draw.chance(0.5) else axis
-    return Sample("Concat", opset, operands, {"axis": written}, draw.size_of)
+    return draw.sample("Concat", opset, operands, {"axis": written})
 
 
 def _filled(draw: Draw) -> Sample:
     shape = fixed(np.array(draw.static(draw.dims(1, 3)), np.int64))
     filled = {} if draw.chance(0.5) else {"value": numpy_helper.from_array(draw.normal((1,)))}
-    return Sample("ConstantOfShape", 9, (shape,), filled, draw.size_of)
+    return draw.sample("ConstantOfShape", 9, (shape,), filled)
 
 
 def _tile(draw: Draw) -> Sample:
     dims = draw.dims(1, 3)
     repeats = [draw.pick((1, 1, 2, 3)) for _ in dims]
     operands = (draw.floats(dims), _ints(*repeats))
-    return Sample("Tile", draw.pick((9, 13)), operands, {}, draw.size_of)
+    return draw.sample("Tile", draw.pick((9, 13)), operands, {})
 
 
 _PAD_MODES = ("constant", "constant", "constant", "edge", "reflect", "wrap")
@@ -373,7 +346,7 @@ def _pad(draw: Draw) -> Sample:
     x = draw.floats(dims)
     if opset < 11:
         attributes |= {"pads": pads} | ({} if fill is None else {"value": fill})
-        return Sample("Pad", opset, (x,), attributes, draw.size_of, function=_padded)
+        return draw.sample("Pad", opset, (x,), attributes, function=_padded)
     operands: list[Operand | None] = [x, fixed(np.array(pads, np.int64), constant=draw.chance(0.9))]
     if fill is not None:
         operands.append(Operand(np.array(fill), (), draw.chance(0.7), moves=True))
@@ -384,15 +357,7 @@ def _pad(draw: Draw) -> Sample:
     for place, axis in enumerate(chosen):
         sizes[axis] += pads[place] + pads[len(chosen) + place]
     known = None if all(o is None or o.constant for o in operands[1:]) else tuple(sizes)
-    return Sample(
-        "Pad",
-        opset,
-        tuple(operands),
-        attributes,
-        draw.size_of,
-        function=_padded,
-        output_dims=known,
-    )
+    return draw.sample("Pad", opset, operands, attributes, function=_padded, output_dims=known)
 
 
 def _padded(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
@@ -432,9 +397,7 @@ def _resize(draw: Draw) -> Sample:
     if opset == 10:
         attributes["mode"] = "nearest"
         operands: list[Operand | None] = [draw.floats(dims), fixed(np.array(scales, np.float32))]
-        return Sample(
-            "Resize", opset, tuple(operands), attributes, draw.size_of, function=_resize_10
-        )
+        return draw.sample("Resize", opset, operands, attributes, function=_resize_10)
     transforms: tuple[str, ...] = _TRANSFORMS
     if opset >= 19:
         transforms += ("half_pixel_symmetric",)
@@ -447,25 +410,18 @@ def _resize(draw: Draw) -> Sample:
     if draw.chance(0.4):
         target = [max(1, int(n * s)) for n, s in zip(sizes, scales, strict=True)]
         if opset >= 18 and draw.chance(0.4):
-            attributes["keep_aspect_ratio_policy"] = draw.pick(
-                ("stretch", "not_larger", "not_smaller")
-            )
+            policies = ("stretch", "not_larger", "not_smaller")
+            attributes["keep_aspect_ratio_policy"] = draw.pick(policies)
         operands += [None if opset >= 13 else fixed(np.zeros(0, np.float32)), _ints(*target)]
     else:
         operands.append(fixed(np.array(scales, np.float32)))
-    return Sample("Resize", opset, tuple(operands), attributes, draw.size_of)
+    return draw.sample("Resize", opset, operands, attributes)
 
 
 def _resize_10(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
     """Resize-10 is Resize-11 with asymmetric coordinates, rounded down."""
-    node = helper.make_node(
-        "Resize",
-        ["x", "", "scales"],
-        ["y"],
-        mode="nearest",
-        nearest_mode="floor",
-        coordinate_transformation_mode="asymmetric",
-    )
+    way = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest", **way)
     x, scales = arrays
     return list(ReferenceEvaluator(node, opsets={"": 13}).run(None, {"x": x, "scales": scales}))
 

@@ -28,7 +28,7 @@ def _matmul(draw: Draw) -> Sample:
     if draw.chance(0.12):
         b = (k,)
     operands = (draw.floats(a), draw.floats(b))
-    return Sample("MatMul", draw.pick((9, 13)), operands, {}, draw.size_of)
+    return draw.sample("MatMul", draw.pick((9, 13)), operands, {})
 
 
 def _fused_matmul(draw: Draw, op_type: str = "FusedMatMul") -> Sample:
@@ -44,12 +44,11 @@ def _fused_matmul(draw: Draw, op_type: str = "FusedMatMul") -> Sample:
     a, b = _rotated(a, flags.get("transBatchA")), _rotated(b, flags.get("transBatchB"))
     operands = (draw.floats(a), draw.floats(b))
     batch = np.broadcast_shapes(draw.static(batch_a), draw.static(batch_b))
-    return Sample(
+    return draw.sample(
         op_type,
         17,
         operands,
         {"alpha": draw.pick((1.0, -0.5)), **flags},
-        draw.size_of,
         domain="com.microsoft",
         function=_fused,
         output_dims=(*batch, *draw.static((m, n))),
@@ -88,7 +87,7 @@ def _gemm(draw: Draw) -> Sample:
     ]
     if opset < 11 or draw.chance(0.7):
         operands.append(draw.floats(draw.narrower((m, n))))
-    return Sample("Gemm", opset, tuple(operands), attributes, draw.size_of)
+    return draw.sample("Gemm", opset, operands, attributes)
 
 
 def _conv(transposed: bool) -> Any:
@@ -113,7 +112,7 @@ def _conv(transposed: bool) -> Any:
         name = "ConvTranspose" if transposed else "Conv"
         function = _conv_transpose if transposed else None
         opset = draw.pick((9, 11, 22))
-        return Sample(name, opset, tuple(operands), attributes, draw.size_of, function=function)
+        return draw.sample(name, opset, operands, attributes, function=function)
 
     return sample
 
@@ -135,7 +134,7 @@ def _deform_conv(draw: Draw) -> Sample:
     if draw.chance(0.5):
         operands.append(fixed(draw.normal((samples, taps, *out)), constant=False))
     attributes: dict[str, Any] = {"pads": [pads] * 4, "group": group, "offset_group": moved}
-    return Sample("DeformConv", draw.pick((19, 22)), tuple(operands), attributes, draw.size_of)
+    return draw.sample("DeformConv", draw.pick((19, 22)), operands, attributes)
 
 
 def _conv_transpose(arrays: list[Array | None], attributes: dict[str, Any]) -> list[Array]:
@@ -181,12 +180,11 @@ def _matmul_blocks(draw: Draw) -> Sample:
     scales = fixed(rng.uniform(0.5, 1.0, (out, blocks)))
     operands: list[Operand | None] = [draw.floats(x, constant=0.0), fixed(codes), scales]
     operands += [zeros, None, bias] if bias is not None else [zeros]
-    return Sample(
+    return draw.sample(
         "MatMulNBits",
         17,
         tuple(operands),
         sizes,
-        draw.size_of,
         domain="com.microsoft",
         function=_of_blocks,
         output_dims=(*x[:-1], out),
@@ -252,7 +250,7 @@ def _einsum(draw: Draw) -> Sample:
             repeated = tuple(1 if draw.chance(0.3) else dim for dim in hidden)
             dims = (*dims[:before], *repeated, *dims[before:])
         operands.append(draw.floats(dims))
-    return Sample("Einsum", 12, tuple(operands), {"equation": equation}, draw.size_of)
+    return draw.sample("Einsum", 12, operands, {"equation": equation})
 
 
 LINEAR: dict[tuple[str, str], Any] = {

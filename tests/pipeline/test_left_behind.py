@@ -63,3 +63,20 @@ def test_sizes_that_are_known_before_are_known_after(target: str, check: int | N
     before, after = (result.report["before_after"][side] for side in ("before", "after"))
     assert before["unknown_norms"] == after["unknown_norms"] == 0
     assert before["unknown_products"] == after["unknown_products"]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
+def test_no_layer_norm_is_left_with_an_empty_bias(target: str) -> None:
+    """A session of ONNX Runtime 1.32 with optimizations ends the process of such a file."""
+    body = (
+        "h = MatMul(x, W) n = LayerNormalization(h, gamma) p = MatMul(n, W) t = Tanh(p) "
+        "k = LayerNormalization(t, beta) y = MatMul(k, V)"
+    )
+    given = _model(body, "float[N, 8] x", "float[N, 4] y")
+    for node in given.graph.node:
+        node.input.extend([""] * (node.op_type == "LayerNormalization"))
+    result = onnxfold.optimize(given, target=target, fuse_affine="never", check=0)
+    assert len(result.plan.folds) == 1
+    last = [node.input for node in result.model.graph.node if "LayerNorm" in node.op_type]
+    assert last
+    assert "" not in [name for names in last for name in names]

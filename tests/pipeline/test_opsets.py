@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import onnxfold
 from onnxfold.errors import ModelError
 from tests import graphs
+from tests.lanes import some
 from tests.sessions import session
 
 NEWEST = onnx.defs.onnx_opset_version()
@@ -66,8 +68,9 @@ def checked(model: onnx.ModelProto, target: str, norms: int) -> None:
     assert opsets[""] == model.opset_import[0].version
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(
+    ("opset", "target"), some(product(OPSETS, ("onnx", "ort", "kernels")), each=2)
+)
 def test_every_opset_folds(opset: int, target: str) -> None:
     checked(two_norms(opset), target, 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from io import StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +311,7 @@ def _printed(report: dict[str, Any]) -> str:
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort"])
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(("path", "target"), list(zip(RECIPES, cycle(("onnx", "ort")))))
 def test_a_session_of_a_recipe_is_not_longer_without_a_gain(
     path: Path, target: str, tmp_path: Path
 ) -> None:

@@ -85,10 +85,8 @@ def _unbound(keepdims: int, split: int | None, *, reads: str) -> onnx.ModelProto
     )  # fmt: skip
     text = f"""<ir_version: 8, opset_import: ["" : 18]>
     g (float[3,6,4] x) => (float[a,b] y) {{
-      one = Constant<value = int64 {{{split or 1}}}>()
-      first = Constant<value = int64 {{0}}>()
-      q = SplitToSequence<axis = 0, keepdims = {keepdims}>({given})
-      s = SequenceAt(q, first)
+      one = Constant<value = int64 {{{split or 1}}}>()  first = Constant<value = int64 {{0}}>()
+      q = SplitToSequence<axis = 0, keepdims = {keepdims}>({given})  s = SequenceAt(q, first)
       p = MatMul(s, W)
       {body}
       y = Identity(n)

@@ -109,8 +109,7 @@ def test_a_norm_whose_scale_or_bias_does_not_fit_stays_as_it_is(
     """ONNX Runtime takes a bias of no elements for none, and refuses more axes than x has."""
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         agraph (float[N,3,4] x) => (float[N,3,4] y) {
-            h = LayerNormalization(x, g, b)
-            y = MatMul(h, V)
+            h = LayerNormalization(x, g, b)  y = MatMul(h, V)
         }""")
     shapes = {"g": scale, "b": bias, "V": "4,4"}
     for name, text in shapes.items():
@@ -124,10 +123,7 @@ def test_a_norm_whose_scale_or_bias_does_not_fit_stays_as_it_is(
 
 
 _SPELLED = """m = ReduceMean<axes=[-1]>(h)
-            d = Sub(h, m)
-            q = Mul(d, d)
-            v = ReduceMean<axes=[-1]>(q)
-            s = Sqrt(v)
+            d = Sub(h, m)  q = Mul(d, d)  v = ReduceMean<axes=[-1]>(q)  s = Sqrt(v)
             n = Div(d, s)"""
 
 
@@ -176,16 +172,11 @@ def test_a_stream_that_starts_from_zeros_folds(filled: str, folds: int) -> None:
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         agraph (float[B, 3, {WIDTH}] x) => (float[B, 3, {WIDTH}] y) {{
             zero = Constant<value = int64[1] {{0}}>()
-            single = Constant<value = int64[1] {{1}}>()
-            sizes = Shape(x)
-            batch = Gather(sizes, zero)
-            times = Concat<axis = 0>(batch, single, single)
-            queries = Tile(q, times)
-            size = Shape(queries)
+            single = Constant<value = int64[1] {{1}}>()  sizes = Shape(x)
+            batch = Gather(sizes, zero)  times = Concat<axis = 0>(batch, single, single)
+            queries = Tile(q, times)  size = Shape(queries)
             start = ConstantOfShape{filled}(size)
-            m = MatMul(x, W)
-            h = Add(start, m)
-            y = LayerNormalization(h, c)
+            m = MatMul(x, W)  h = Add(start, m)  y = LayerNormalization(h, c)
         }}""")
     model.graph.initializer.extend(
         [_weight("W", WIDTH, WIDTH), _weight("c", WIDTH), _weight("q", 1, 3, WIDTH)]
@@ -202,12 +193,9 @@ def test_a_new_weight_takes_no_name_that_the_edit_frees() -> None:
     freed = f"ones.{WIDTH}"
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 11]>
         agraph (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y, float[N,{WIDTH}] a) {{
-            h = MatMul(x, W)
-            m = ReduceMean<axes=[-1], keepdims=1>(h)
+            h = MatMul(x, W)  m = ReduceMean<axes=[-1], keepdims=1>(h)
             "{freed}" = Sub(h, m)
-            a = LayerNormalization("{freed}", c)
-            k = MatMul(a, V)
-            b = LayerNormalization(k, g)
+            a = LayerNormalization("{freed}", c)  k = MatMul(a, V)  b = LayerNormalization(k, g)
             y = MatMul(b, W)
         }}""")
     weights = [_weight("W", WIDTH, WIDTH), _weight("V", WIDTH, WIDTH)]

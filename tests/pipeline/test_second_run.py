@@ -202,6 +202,22 @@ def test_norms_of_two_epsilons_choose_alike_in_a_second_run(
     assert not again.changed
 
 
+def test_scales_of_rows_do_not_count_among_the_epsilons_of_norms() -> None:
+    """They come of deferred norms, of which a first run finds none when it chooses."""
+    body = (
+        "h = MatMul(x, W) a = LayerNormalization<axis=-1, epsilon=1e-5>(h, gamma) b = MatMul(a, V) "
+        "c = Tanh(b) d = MatMul(c, Z) e = LayerNormalization<axis=-1, epsilon=1e-6>(d, gamma) "
+        "f = Tanh(e) g = RMSNormalization<axis=-1, epsilon=1e-5>(f, gamma) y = Tanh(g)"
+    )
+    made = _float32(W=(6, 6), gamma=(6,), V=(6, 6), Z=(6, 6))
+    model = graph(body, "float[B,4,6] x", "float[B,4,6] y", made, opset=23)
+    once = onnxfold.optimize(model, target="kernels", defer="all", check=0)
+    operators = [node.op_type for node in once.model.graph]
+    for name in ("RowScale", "RMSNormScale", "RMSNormalization"):
+        assert operators.count(name) == 1
+    assert not onnxfold.optimize(once.model, target="kernels", defer="all", check=None).changed
+
+
 @pytest.mark.parametrize("target", ["onnx", "kernels"])
 @pytest.mark.parametrize("casts", [False, True])
 def test_a_norm_in_double_is_written_without_a_scale(casts: bool, target: str) -> None:
@@ -264,6 +280,25 @@ def test_a_norm_that_no_output_needs_pays_for_no_centring(target: str) -> None:
     once = onnxfold.optimize(model, target=target, fold="always", check=None)
     assert not once.plan.folds
     assert not onnxfold.optimize(once.model, target=target, fold="always", check=None).changed
+
+
+@pytest.mark.parametrize("target", _TARGETS)
+def test_a_norm_that_no_output_needs_keeps_its_gamma(target: str) -> None:
+    """It has no reader that could not take it, however its spelling is read in a second run."""
+    body = (
+        "h = Tanh(x) a = LayerNormalization(h, gamma) b = LayerNormalization(h, beta) s = Add(h, h)"
+        "dead = LayerNormalization(s, gamma) u = Tanh(a) v = Sigmoid(b) z = Add(u, v) "
+        "e = Exp(h) k = Add(z, e) y = MatMul(k, V)"
+    )
+    made = {
+        name: array.astype(np.float16)
+        for name, array in _float32(gamma=(6,), beta=(6,), V=(6, 5)).items()
+    }
+    model = graph(body, "float16[B,4,6] x", "float16[B,4,5] y", made, opset=17)
+    chosen = {"target": target, "fold": "always", "defer": "all"}
+    once = onnxfold.optimize(model, check=0, **chosen)
+    assert not once.plan.fusions
+    assert not onnxfold.optimize(once.model, check=None, **chosen).changed
 
 
 def test_what_is_no_call_has_the_body_of_its_own_type() -> None:

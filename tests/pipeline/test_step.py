@@ -66,8 +66,17 @@ def _is_right(result: Result) -> bool:
     return result.proof.passed and result.verification.passed
 
 
-@pytest.mark.parametrize("at_fault", [slice(0, 1), slice(-1, None), slice(1, 3)])
-@pytest.mark.parametrize("name", ["affine", "scales", "centring", "deferral"])
+@pytest.mark.parametrize(
+    ("name", "at_fault"),
+    [
+        ("affine", slice(0, 1)),
+        ("scales", slice(-1, None)),
+        ("centring", slice(1, 3)),
+        ("deferral", slice(0, 1)),
+        ("affine", slice(-1, None)),
+        ("deferral", slice(1, 3)),
+    ],
+)
 def test_what_is_not_proved_is_left_out_and_the_rest_stands(
     name: str, at_fault: slice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

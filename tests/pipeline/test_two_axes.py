@@ -25,14 +25,9 @@ def _model(width: int, second: str) -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17]>
         twice (double[batch, 10] x) => (double[batch, 6, 4] y) {{
-            m1 = MatMul (x, w1)
-            s = Reshape (m1, wide)
-            r = Relu (x)
-            m2 = MatMul (r, w2)
+            m1 = MatMul (x, w1)  s = Reshape (m1, wide)  r = Relu (x)  m2 = MatMul (r, w2)
             {second}
-            z = Add (s, t)
-            n = LayerNormalization <axis = -2> (z, gamma)
-            y = MatMul (n, w3)
+            z = Add (s, t)  n = LayerNormalization <axis = -2> (z, gamma)  y = MatMul (n, w3)
         }}""")
     rng = _RNG(0)
     arrays = {

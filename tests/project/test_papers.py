@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 PAGE: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "pages" / "papers.py"))
 PARTS: list[dict[str, Any]] = [part for paper in PAGE["parts"]() for part in paper["items"]]
-WORDS = {"part", "about", "verdict", "theirs", "ours", "values", "where", "command"}
+WORDS = {"part", "about", "verdict", "theirs", "ours", "values", "where", "command", "missing"}
 
 
 def left_of(command: str) -> Iterator[str]:
@@ -54,6 +54,7 @@ def left_of(command: str) -> Iterator[str]:
 def test_what_a_part_names_exists(part: dict[str, Any]) -> None:
     assert part.keys() <= WORDS
     assert part["verdict"] in PAGE["VERDICTS"]
+    assert ("missing" in part) == (part["verdict"] == "in part")
     assert (ROOT / part["where"]).exists()
     assert (
         list(left_of(part["command"])) == []

@@ -15,17 +15,10 @@ WRAPPED = """
 g (int64[B, 3] ids) => (float[B, 12] y)
 <float[5, 4] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5},
  int64 zero = {0}, int64 rows = {5}, int64[1] last = {-1}> {
-    negative = Less (ids, zero)
-    positive = Not (negative)
-    chosen = Cast <to = 7> (negative)
-    other = Cast <to = 7> (positive)
-    behind = Add (ids, rows)
-    first = Mul (chosen, behind)
-    second = Mul (other, ids)
-    index = Add (first, second)
-    x = Gather (table, index)
-    sizes = Shape <start = 0, end = 1> (ids)
-    shape = Concat <axis = 0> (sizes, last)
+    negative = Less (ids, zero)  positive = Not (negative)  chosen = Cast <to = 7> (negative)
+    other = Cast <to = 7> (positive)  behind = Add (ids, rows)  first = Mul (chosen, behind)
+    second = Mul (other, ids)  index = Add (first, second)  x = Gather (table, index)
+    sizes = Shape <start = 0, end = 1> (ids)  shape = Concat <axis = 0> (sizes, last)
     y = Reshape (x, shape)
 }
 """
@@ -50,11 +43,8 @@ def test_sizes_are_followed_to_where_they_come_from_and_indices_are_not(batch: s
 PAIRS = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[B, 12] x) => (int64[2, 2] y) <int64[4] none = {0, 0, 0, 0}, int64[2] two = {2, 2}> {
-    sizes = Shape (x)
-    both = Concat <axis = 0> (sizes, sizes)
-    amounts = Add (both, none)
-    pairs = Reshape (amounts, two)
-    y = Transpose <perm = [1, 0]> (pairs)
+    sizes = Shape (x)  both = Concat <axis = 0> (sizes, sizes)  amounts = Add (both, none)
+    pairs = Reshape (amounts, two)  y = Transpose <perm = [1, 0]> (pairs)
 }
 """
 

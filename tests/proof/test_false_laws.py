@@ -16,7 +16,7 @@ from tests.proof.flips import flips, outcomes
 
 _WRONG = 1e-6
 _ROWS = [table.ROWS[key] for key in sorted(SAMPLERS)]
-# Of 12 graphs each the campaign of benchmarks/flips.py has the rows; the suite draws few.
+# The slow test draws 12 graphs of each facet, the suite few.
 _GRAPHS, _MANY = 1, 12
 # Facets in which a mistake is likeliest to move numbers, drawn oftener.
 _OFTENER = ("elements PERMUTES", "elements AVERAGES", "law AlwaysZeroMean", "law NeverSeen")

@@ -14,14 +14,9 @@ _VISION = """
 <ir_version: 8, opset_import: ["": 17]>
 vision (float[b,c,h,w] pixels) => (y) {
   grid = Conv <kernel_shape=[8,8], strides=[8,8]> (pixels, patches, patches_bias)
-  rows = Reshape (grid, flat)
-  x = Transpose <perm=[0,2,1]> (rows)
-  n = LayerNormalization <axis=-1> (x, gamma, beta)
-  f = MatMul (n, W)
-  g = Add (f, bias)
-  r = Add (x, g)
-  m = LayerNormalization <axis=-1> (r, gamma, beta)
-  p = MatMul (m, V)
+  rows = Reshape (grid, flat)  x = Transpose <perm=[0,2,1]> (rows)
+  n = LayerNormalization <axis=-1> (x, gamma, beta)  f = MatMul (n, W)  g = Add (f, bias)
+  r = Add (x, g)  m = LayerNormalization <axis=-1> (r, gamma, beta)  p = MatMul (m, V)
   y = Add (p, bias)
 }
 """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Certificate
@@ -16,125 +15,84 @@ from onnxfold.proof import prove as prove_models
 from onnxfold.proof.region import positions
 from onnxfold.proof.sizes import reduced
 from onnxfold.shapes import infer
+from tests.graphs import model, untyped
 
 _BEYOND = 2**63 - 1
 Dims = Sequence[int | str]
 
 
-def _model(
-    nodes: list[onnx.NodeProto], dims: Dims, constants: dict[str, object]
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "positions",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()],
-    )
-    imports = [helper.make_opsetid("", 18)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+def _model(kind: str, dims: Dims, number: int) -> onnx.ModelProto:
+    body, constants = _KINDS[kind]
+    body = body if isinstance(body, str) else body(number)
+    sizes = ",".join(map(str, dims))
+    arrays = {name: np.asarray(a) for name, a in constants(number).items()} | {"one": np.int64([1])}
+    return untyped(model(body, f"float[{sizes}] x", "float y", arrays, 18))
 
 
-def _slice(dims: Dims, starts: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Slice", ["x", "starts", "ends", "axes"], ["part"]),
-        helper.make_node("Relu", ["part"], ["y"]),
-    ]
-    bounds = {"starts": np.int64([starts]), "ends": np.int64([starts + 100])}
-    return _model(nodes, dims, bounds | {"axes": np.int64([1])})
-
-
-def _pad(dims: Dims, before: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Pad", ["x", "pads"], ["wide"]),
-        helper.make_node("Slice", ["wide", "starts", "ends"], ["y"]),
-    ]
-    bounds = {"starts": np.int64([0, 200]), "ends": np.int64([_BEYOND, 300])}
-    return _model(nodes, dims, {"pads": np.int64([0, before, 0, 0])} | bounds)
-
-
-def _gather(dims: Dims, first: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Gather", ["x", "indices"], ["part"], axis=1),
-        helper.make_node("Relu", ["part"], ["y"]),
-    ]
-    return _model(nodes, dims, {"indices": np.int64([first, first + 5])})
-
-
-def _trilu(dims: Dims, k: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Trilu", ["x", "k"], ["upper"], upper=1),
-        helper.make_node("Relu", ["upper"], ["y"]),
-    ]
-    return _model(nodes, dims, {"k": np.int64(k)})
-
-
-def _topk(dims: Dims, k: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("TopK", ["x", "k"], ["largest", ""]),
-        helper.make_node("ReduceSum", ["largest", "axes"], ["y"]),
-    ]
-    return _model(nodes, dims, {"k": np.int64([k]), "axes": np.int64([1])})
-
-
-def _step(dims: Dims, step: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Slice", ["x", "starts", "ends", "axes", "steps"], ["part"]),
-        helper.make_node("ReduceSum", ["part", "axes"], ["y"]),
-    ]
-    bounds = {"starts": np.int64([0]), "ends": np.int64([_BEYOND]), "axes": np.int64([1])}
-    return _model(nodes, dims, bounds | {"steps": np.int64([step])})
-
-
-def _pool(dims: Dims, kernel: int) -> onnx.ModelProto:
+def _pooled(kernel: int) -> str:
     pads = [(kernel - 1) // 2, 0] * 2
-    nodes = [
-        helper.make_node("Unsqueeze", ["x", "axes"], ["image"]),
-        helper.make_node("AveragePool", ["image"], ["mean"], kernel_shape=[kernel, 1], pads=pads),
-        helper.make_node("Relu", ["mean"], ["y"]),
-    ]
-    return _model(nodes, dims, {"axes": np.int64([0, 1])})
+    return (
+        "image = Unsqueeze(x, both) "
+        f"mean = AveragePool<kernel_shape=[{kernel}, 1], pads={pads}>(image) y = Relu(mean)"
+    )
 
 
-def _threshold(dims: Dims, least: int) -> onnx.ModelProto:
-    """x at the positions above ``least``, otherwise 0: positions as floating-point numbers."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node(
-            "ConstantOfShape", ["shape"], ["ones"], value=helper.make_tensor("one", 1, [1], [1.0])
-        ),
-        helper.make_node("CumSum", ["ones", "axis"], ["position"]),
-        helper.make_node("Greater", ["position", "least"], ["behind"]),
-        helper.make_node("Where", ["behind", "x", "zero"], ["y"]),
-    ]
-    numbers = {"least": np.float32(least), "zero": np.float32(0)}
-    return _model(nodes, dims, numbers | {"axis": np.int64(1)})
-
-
+_KINDS: dict[str, tuple[str | Callable[[int], str], Callable[[int], dict[str, object]]]] = {
+    "slice": (
+        "part = Slice(x, first, last, one) y = Relu(part)",
+        lambda n: {"first": np.int64([n]), "last": np.int64([n + 100])},
+    ),
+    "pad": (
+        "wide = Pad(x, pads) y = Slice(wide, first, last)",
+        lambda n: {
+            "pads": np.int64([0, n, 0, 0]),
+            "first": np.int64([0, 200]),
+            "last": np.int64([_BEYOND, 300]),
+        },
+    ),
+    "gather": (
+        "part = Gather<axis=1>(x, indices) y = Relu(part)",
+        lambda n: {"indices": np.int64([n, n + 5])},
+    ),
+    "trilu": ("upper = Trilu<upper=1>(x, k) y = Relu(upper)", lambda n: {"k": np.int64(n)}),
+    "topk": (
+        'largest, "" = TopK(x, k) y = ReduceSum(largest, one)',
+        lambda n: {"k": np.int64([n])},
+    ),
+    "step": (
+        "part = Slice(x, first, last, one, step) y = ReduceSum(part, one)",
+        lambda n: {"first": np.int64([0]), "last": np.int64([_BEYOND]), "step": np.int64([n])},
+    ),
+    "pool": (_pooled, lambda _: {"both": np.int64([0, 1])}),
+    # x at the positions above a number, otherwise 0: positions as floating-point numbers.
+    "threshold": (
+        "shape = Shape(x) ones = ConstantOfShape<value = float[1] {1.0}>(shape) "
+        "place = CumSum(ones, axis) above = Greater(place, least) y = Where(above, x, zero)",
+        lambda n: {"least": np.float32(n), "zero": np.float32(0), "axis": np.int64(1)},
+    ),
+}
 _STATIC = {
-    "slice": (_slice, 100, 300),
-    "pad": (_pad, 10, 20),
-    "gather": (_gather, 100, 300),
-    "trilu": (_trilu, 100, 200),
-    "topk": (_topk, 100, 200),
-    "step": (_step, 300, 400),
-    "pool": (_pool, 31, 61),
-    "threshold": (_threshold, 100, 200),
+    "slice": (100, 300),
+    "pad": (10, 20),
+    "gather": (100, 300),
+    "trilu": (100, 200),
+    "topk": (100, 200),
+    "step": (300, 400),
+    "pool": (31, 61),
+    "threshold": (100, 200),
 }
 
 
 @pytest.mark.parametrize("kind", _STATIC)
 def test_other_positions_of_long_axes_are_not_taken_for_the_same(kind: str) -> None:
-    build, one, other = _STATIC[kind]
-    dims = (1024, 1000)
-    assert not _proved(build(dims, one), build(dims, other))
-    assert _proved(build(dims, one), build(dims, one))
+    first, other = (_model(kind, (1024, 1000), number) for number in _STATIC[kind])
+    assert not _proved(first, other)
+    assert _proved(first, first)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _STATIC if kind != "threshold"])
 def test_other_positions_of_symbolic_axes_are_not_taken_for_the_same(kind: str) -> None:
-    build, one, other = _STATIC[kind]
-    assert not _proved(build(("N", "M"), one), build(("N", "M"), other))
+    assert not _proved(*(_model(kind, ("N", "M"), number) for number in _STATIC[kind]))
 
 
 def _proved(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
@@ -143,10 +101,10 @@ def _proved(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def test_integers_of_attributes_and_constants_may_be_positions() -> None:
-    model = ir.from_proto(_pool((8, 8), 31))
+    pool = ir.from_proto(_model("pool", (8, 8), 31))
     constants = [np.int64([-7, 3, _BEYOND]), np.float32([9]), np.float32([2.5])]
-    assert positions(model.graph, constants) == {31, 15, 7}
-    assert positions(model.graph, constants, floats=True) == {31, 15, 9, 7}
+    assert positions(pool.graph, constants) == {31, 15, 7}
+    assert positions(pool.graph, constants, floats=True) == {31, 15, 9, 7}
 
 
 def test_reduced_sizes_stay_distinct_multiples_and_behind_positions() -> None:

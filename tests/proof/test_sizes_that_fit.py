@@ -50,22 +50,13 @@ _CASTS = "".join(f"  c{n + 1} = Cast <to={6 + n % 2}> (c{n})\n" for n in range(1
 _PADDED = f"""
 <ir_version: 9, opset_import: ["": 17]>
 window (float[B,16,8] x) => (y) {{
-  n = LayerNormalization <axis=-1> (x, gamma, beta)
-  grid = Reshape (n, sides)
-  s = Shape (grid)
-  height = Gather (s, one)
-  over = Mod (height, side)
-  missing = Sub (side, over)
-  below = Mod (missing, side)
-  amounts = Concat <axis=0> (zeros, below, zeros, zero)
-  rows = Reshape (amounts, pairs)
-  turned = Slice (rows, last, first, zero, last)
+  n = LayerNormalization <axis=-1> (x, gamma, beta)  grid = Reshape (n, sides)  s = Shape (grid)
+  height = Gather (s, one)  over = Mod (height, side)  missing = Sub (side, over)
+  below = Mod (missing, side)  amounts = Concat <axis=0> (zeros, below, zeros, zero)
+  rows = Reshape (amounts, pairs)  turned = Slice (rows, last, first, zero, last)
   c0 = Transpose <perm=[1,0]> (turned)
 {_CASTS}
-  pads = Reshape (c10, flat)
-  wide = Pad (grid, pads)
-  p = MatMul (wide, W)
-  y = Add (p, bias)
+  pads = Reshape (c10, flat)  wide = Pad (grid, pads)  p = MatMul (wide, W)  y = Add (p, bias)
 }}
 """
 

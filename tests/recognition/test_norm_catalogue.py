@@ -21,12 +21,9 @@ HALF_BOUND = 4 * 4 * 2.0**-11
 X = "float[B,3,8] x"
 HALF = "float16[B,3,8] x"
 NUMBERS = """two = Constant<value = float {2.0}>()
-half = Constant<value = float {0.5}>()
-back = Constant<value = float {-1.0}>()
-one = Constant<value = float {1.0}>()
-e = Constant<value = float {1e-5}>()
-tiny = Constant<value = float {1e-12}>()
-huge = Constant<value = float {1e12}>()
+half = Constant<value = float {0.5}>()  back = Constant<value = float {-1.0}>()
+one = Constant<value = float {1.0}>()  e = Constant<value = float {1e-5}>()
+tiny = Constant<value = float {1e-12}>()  huge = Constant<value = float {1e12}>()
 """
 MEAN = "u = ReduceMean<axes=[-1]>(x)\nd = Sub(x, u)\n"
 SPREAD = "q = Mul(d, d)\nv = ReduceMean<axes=[-1]>(q)\nve = Add(v, e)\ns = Sqrt(ve)\n"

@@ -215,12 +215,8 @@ def test_norms_in_bodies_are_found_after_those_around_them():
             y = If(c) <
                 then_branch = one () => (float[2,8] a) { a = LayerNormalization(h, g) },
                 else_branch = two () => (float[2,8] b) {
-                    m = ReduceMean<axes=[-1]>(h)
-                    d = Sub(h, m)
-                    q = Mul(d, d)
-                    v = ReduceMean<axes=[-1]>(q)
-                    s = Sqrt(v)
-                    b = Div(d, s)
+                    m = ReduceMean<axes=[-1]>(h)  d = Sub(h, m)  q = Mul(d, d)
+                    v = ReduceMean<axes=[-1]>(q)  s = Sqrt(v)  b = Div(d, s)
                 }
             >
         }"""

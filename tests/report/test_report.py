@@ -28,14 +28,9 @@ def _model(variance: str, mean: float = 0.0) -> onnx.ModelProto:
         g (float[n,3,256] x) => (float[n,3,256] y)
         <float e = {{1e-5}}, float c = {{{mean}}}>
         {{
-            h = Add(x, c)
-            xx = Mul(h, h)
-            u = ReduceMean<axes=[-1]>(h)
-            d = Sub(h, u)
+            h = Add(x, c)  xx = Mul(h, h)  u = ReduceMean<axes=[-1]>(h)  d = Sub(h, u)
             {variance}
-            ve = Add(v, e)
-            s = Sqrt(ve)
-            y = Div(d, s)
+            ve = Add(v, e)  s = Sqrt(ve)  y = Div(d, s)
         }}"""
     )
 
@@ -91,9 +86,7 @@ def test_a_bias_that_moves_into_a_layer_is_not_called_a_scale_alone() -> None:
         g (float[n,4] x) => (float[n,2] y)
         <float[4] one = {1, 1, 1, 1}, float[4,2] W = {1, 2, 3, 4, 2, 3, 4, 5}, float[2] b = {1, 2}>
         {
-            n = LayerNormalization(x, one)
-            h = Gemm(n, W)
-            y = Add(h, b)
+            n = LayerNormalization(x, one)  h = Gemm(n, W)  y = Add(h, b)
         }"""
     )
     said = _said(onnxfold.optimize(model).report)
@@ -110,12 +103,9 @@ def test_a_norm_that_ends_behind_a_reshape_once_its_gamma_is_gone_is_still_that_
         f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[6,5] x) => (float[8,3] y) <int64[1] zero = {{0}}>
         {{
-            h = MatMul(x, W)
-            u = Unsqueeze(h, zero)
+            h = MatMul(x, W)  u = Unsqueeze(h, zero)
             n = InstanceNormalization{epsilon}(u, gamma, beta)
-            s = Squeeze(n, zero)
-            t = Transpose<perm=[1,0]>(s)
-            y = Gemm(t, V, c)
+            s = Squeeze(n, zero)  t = Transpose<perm=[1,0]>(s)  y = Gemm(t, V, c)
         }}"""
     )
     shapes = {"W": (5, 8), "gamma": (6,), "beta": (6,), "V": (6, 3), "c": (3,)}

@@ -192,13 +192,9 @@ def test_a_size_that_operators_take_from_an_input_has_its_name_not_an_outputs() 
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[batch, seq, 24] x, float[24, 24] w) => (float[A, B, C] y) {
-            batch = Shape <start = 0, end = 1> (x)
-            rest, whole = Split (constants, parts)
-            cut = Concat <axis = 0> (batch, rest)
-            h = Reshape (x, cut)
-            back = Concat <axis = 0> (batch, whole)
-            r = Reshape (h, back)
-            p = MatMul (r, w)
+            batch = Shape <start = 0, end = 1> (x)  rest, whole = Split (constants, parts)
+            cut = Concat <axis = 0> (batch, rest)  h = Reshape (x, cut)
+            back = Concat <axis = 0> (batch, whole)  r = Reshape (h, back)  p = MatMul (r, w)
             y = Neg (p)
         }"""
     )
@@ -214,9 +210,7 @@ def test_a_size_that_no_inference_knows_has_the_name_that_the_model_declares() -
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[batch, 4] x) => (int64[A, B] y) <int64[2, found] h> {
-            h = NonZero (x)
-            t = Transpose (h)
-            y = Neg (t)
+            h = NonZero (x)  t = Transpose (h)  y = Neg (t)
         }"""
     )
     known = check_claims(ir.from_proto(proto)).model.graph
@@ -228,9 +222,7 @@ def test_a_size_of_an_input_keeps_the_name_that_inference_might_have_made_up() -
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[unk__5, 4] x) => (float[A, 4] y) <float[rows, 4] h> {
-            h = Neg (x)
-            t = Abs (h)
-            y = Exp (t)
+            h = Neg (x)  t = Abs (h)  y = Exp (t)
         }"""
     )
     known = check_claims(ir.from_proto(proto)).model.graph

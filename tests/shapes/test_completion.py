@@ -15,17 +15,13 @@ from onnxfold.shapes import infer
 from onnxfold.shapes.symbolic import SymbolicShapes
 
 CONSTANTS = """
-    zero = Constant<value = int64[1] {0}>()
-    two = Constant<value = int64[1] {2}>()
+    zero = Constant<value = int64[1] {0}>()  two = Constant<value = int64[1] {2}>()
     rest = Constant<value = int64[1] {-1}>()
 """
 # What paddle2onnx 1 writes to flatten an image, and to put the channels last.
 FLATTEN = """
-    sizes = Shape(x)
-    kept = Slice(sizes, zero, two, zero)
-    target = Concat<axis=0>(kept, rest)
-    flat = Reshape(x, target)
-    rows = Transpose<perm=[0,2,1]>(flat)
+    sizes = Shape(x)  kept = Slice(sizes, zero, two, zero)  target = Concat<axis=0>(kept, rest)
+    flat = Reshape(x, target)  rows = Transpose<perm=[0,2,1]>(flat)
 """
 
 
@@ -74,12 +70,9 @@ def test_numbers_take_the_place_of_symbols_that_onnx_made_up() -> None:
 
 # As many rows of 24 by 8 as an operator chooses; onnx only infers the 8.
 CHOSEN = """
-    chosen = Constant<value = bool[1] {1}>()
-    images = Compress<axis=0>(x, chosen)
-    chosen_sizes = Shape(images)
-    chosen_kept = Slice(chosen_sizes, zero, two, zero)
-    chosen_target = Concat<axis=0>(chosen_kept, rest)
-    columns = Reshape(images, chosen_target)
+    chosen = Constant<value = bool[1] {1}>()  images = Compress<axis=0>(x, chosen)
+    chosen_sizes = Shape(images)  chosen_kept = Slice(chosen_sizes, zero, two, zero)
+    chosen_target = Concat<axis=0>(chosen_kept, rest)  columns = Reshape(images, chosen_target)
     tokens = Transpose<perm=[0,2,1]>(columns)
 """
 
@@ -111,11 +104,8 @@ def test_what_is_put_in_later_has_the_numbers_and_names_of_what_it_reads(
 def test_what_is_declared_with_a_rank_alone_has_the_numbers_of_what_it_reads() -> None:
     """As tf2onnx declares results after a Reshape whose shape onnx does not infer."""
     body = """
-        first = Slice(sizes, zero, two, zero)
-        count = ReduceProd<axes=[0]>(first)
-        wide = Concat<axis=0>(count, rest)
-        matrix = Reshape(x, wide)
-        made = Gemm(matrix, W)
+        first = Slice(sizes, zero, two, zero)  count = ReduceProd<axes=[0]>(first)
+        wide = Concat<axis=0>(count, rest)  matrix = Reshape(x, wide)  made = Gemm(matrix, W)
         y = Unsqueeze<axes=[0]>(made)
     """
     proto = _model(body, weights={"W": (6, 8)})
@@ -143,14 +133,9 @@ def test_what_a_rule_tells_onnx_is_not_asked(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_behind_is_inferred_operator_by_operator() -> None:
     body = """
-        p = MatMul(rows, W)
-        a, b = Split<axis=-1>(p)
-        t = com.microsoft.FusedMatMul<transB=1>(a, b)
-        s = Softmax(t)
-        m = MatMul(s, b)
-        h = com.microsoft.QuickGelu(m)
-        i = Slice(h, zero, two, two)
-        y = Identity(rows)
+        p = MatMul(rows, W)  a, b = Split<axis=-1>(p)
+        t = com.microsoft.FusedMatMul<transB=1>(a, b)  s = Softmax(t)  m = MatMul(s, b)
+        h = com.microsoft.QuickGelu(m)  i = Slice(h, zero, two, two)  y = Identity(rows)
     """
     shapes = _shapes(_model(body, weights={"W": (8, 12)}))
     flat = shapes["flat"]
@@ -172,19 +157,11 @@ def test_what_cannot_be_followed_stays_unknown() -> None:
 
 def test_norms_behind_a_computed_reshape_fold_and_are_proved() -> None:
     body = """
-        p = MatMul(rows, W)
-        h = Add(p, b)
-        n = LayerNormalization<axis=-1>(h, g, b)
-        s = Shape(n)
-        first = Slice(s, zero, two, zero)
-        heads = Concat<axis=0>(first, two, rest)
-        split = Reshape(n, heads)
-        back = Concat<axis=0>(first, rest)
-        joined = Reshape(split, back)
-        q = MatMul(joined, W)
-        k = Add(h, q)
-        m = LayerNormalization<axis=-1>(k, g, b)
-        y = MatMul(m, W)
+        p = MatMul(rows, W)  h = Add(p, b)  n = LayerNormalization<axis=-1>(h, g, b)
+        s = Shape(n)  first = Slice(s, zero, two, zero)
+        heads = Concat<axis=0>(first, two, rest)  split = Reshape(n, heads)
+        back = Concat<axis=0>(first, rest)  joined = Reshape(split, back)  q = MatMul(joined, W)
+        k = Add(h, q)  m = LayerNormalization<axis=-1>(k, g, b)  y = MatMul(m, W)
     """
     weights = {"W": (8, 8), "b": (8,), "g": (8,)}
     proto = _model(body, opset=17, weights=weights)
@@ -198,10 +175,8 @@ def test_norms_behind_a_computed_reshape_fold_and_are_proved() -> None:
 
 def test_a_spectrum_has_as_many_frequencies_as_its_window_tells() -> None:
     body = """
-        step = Constant<value_int = 4>()
-        wave = ReduceMean<axes=[2], keepdims=0>(rows)
-        spectrum = STFT(wave, step, window)
-        y = Identity(rows)
+        step = Constant<value_int = 4>()  wave = ReduceMean<axes=[2], keepdims=0>(rows)
+        spectrum = STFT(wave, step, window)  y = Identity(rows)
     """
     shapes = _shapes(_model(body, opset=17, weights={"window": (20,)}))
     spectrum = shapes["spectrum"]
@@ -221,13 +196,10 @@ def test_a_spectrum_has_as_many_frequencies_as_its_window_tells() -> None:
 )
 def test_a_quotient_of_sizes_counts_as_integers_do(body: str, size: int) -> None:
     parts = f"""
-        first = Constant<value = int64[1] {{1}}>()
-        eight = Gather(sizes, first)
+        first = Constant<value = int64[1] {{1}}>()  eight = Gather(sizes, first)
         three = Constant<value = int64[1] {{3}}>()
         {body}
-        back = Cast<to=7>(q)
-        shape = Concat<axis=0>(kept, back, rest)
-        odd = Reshape(x, shape)
+        back = Cast<to=7>(q)  shape = Concat<axis=0>(kept, back, rest)  odd = Reshape(x, shape)
         y = Identity(rows)
     """
     view = infer(ir.from_proto(_model(parts, opset=17)))
@@ -238,10 +210,8 @@ def test_a_quotient_of_sizes_counts_as_integers_do(body: str, size: int) -> None
 
 def test_a_reduction_over_no_axes_that_is_to_do_nothing_keeps_the_shape() -> None:
     body = """
-        none = Slice(zero, zero, zero)
-        same = ReduceSum<noop_with_empty_axes=1>(rows, none)
-        all = ReduceSum(rows)
-        y = Identity(rows)
+        none = Slice(zero, zero, zero)  same = ReduceSum<noop_with_empty_axes=1>(rows, none)
+        all = ReduceSum(rows)  y = Identity(rows)
     """
     shapes = _shapes(_model(body, opset=17))
     assert shapes["same"] == shapes["rows"]
@@ -250,12 +220,8 @@ def test_a_reduction_over_no_axes_that_is_to_do_nothing_keeps_the_shape() -> Non
 
 # What TorchScript writes for x.chunk(2, dim=1), where the batch is open.
 CHUNK = """
-    sizes = Shape(x)
-    channels = Gather<axis=0>(sizes, one)
-    more = Add(channels, one)
-    half = Div(more, two)
-    end = Mul(half, two)
-    first = Slice(x, zero, half, one)
+    sizes = Shape(x)  channels = Gather<axis=0>(sizes, one)  more = Add(channels, one)
+    half = Div(more, two)  end = Mul(half, two)  first = Slice(x, zero, half, one)
     second = Slice(x, half, end, one)
 """
 
@@ -283,19 +249,11 @@ def test_numbers_are_followed_through_a_tensor_that_is_filled_and_measured() -> 
     """What TorchScript writes for Swin's mask: zeros of the padded size, then places in it."""
     body = """
         pairs = Constant<value = int64[4,2] {0, 0, 0, 0, 0, 0, 3, 0}>()
-        pads = Reshape(pairs, rest)
-        square = Constant<value = int64[4] {2, 4, 4, 8}>()
-        image = Reshape(x, square)
-        padded = Pad(image, pads)
-        large = Shape(padded)
-        side = Slice(large, two, rest)
-        zeros = ConstantOfShape(side)
-        edges = Shape(zeros)
-        step = Constant<value = int64 {1}>()
-        origin = Constant<value = int64 {0}>()
-        edge = Gather(edges, origin)
-        places = Range(origin, edge, step)
-        y = Identity(rows)
+        pads = Reshape(pairs, rest)  square = Constant<value = int64[4] {2, 4, 4, 8}>()
+        image = Reshape(x, square)  padded = Pad(image, pads)  large = Shape(padded)
+        side = Slice(large, two, rest)  zeros = ConstantOfShape(side)  edges = Shape(zeros)
+        step = Constant<value = int64 {1}>()  origin = Constant<value = int64 {0}>()
+        edge = Gather(edges, origin)  places = Range(origin, edge, step)  y = Identity(rows)
     """
     shapes = _shapes(_model(body, opset=17))
     assert shapes["padded"] == (2, 4, 7, 8)
@@ -306,16 +264,11 @@ def test_numbers_are_followed_through_a_tensor_that_is_filled_and_measured() -> 
 def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
     """TorchScript's code for the queries of DETR: one set for each image, and zeros as well."""
     body = """
-        first = Constant<value = int64[1] {0}>()
-        single = Constant<value = int64[1] {1}>()
-        open = Shape(open_batch)
-        batch = Gather(open, first)
-        times = Concat<axis=0>(batch, single, single)
-        queries = Tile(set, times)
-        measured = Shape(queries)
-        zeros = ConstantOfShape(measured)
-        twice = Concat<axis=0>(single, batch, single)
-        unknown = Tile(set, twice)
+        first = Constant<value = int64[1] {0}>()  single = Constant<value = int64[1] {1}>()
+        open = Shape(open_batch)  batch = Gather(open, first)
+        times = Concat<axis=0>(batch, single, single)  queries = Tile(set, times)
+        measured = Shape(queries)  zeros = ConstantOfShape(measured)
+        twice = Concat<axis=0>(single, batch, single)  unknown = Tile(set, twice)
         y = Identity(rows)
     """
     proto = _model(body, opset=17, weights={"set": (1, 7, 32)})
@@ -332,10 +285,8 @@ def test_sizes_are_followed_through_a_tile_by_a_computed_batch() -> None:
 def test_a_size_that_nobody_knows_has_one_name_wherever_it_goes() -> None:
     """As after Keras' Tensordot, which measures its operands; and in a second look."""
     body = """
-        some = Compress<axis=1>(rows, chosen)
-        measured = Shape(some)
-        flattened = Reshape(some, rest)
-        again = Reshape(flattened, measured)
+        some = Compress<axis=1>(rows, chosen)  measured = Shape(some)
+        flattened = Reshape(some, rest)  again = Reshape(flattened, measured)
         y = Add(again, some)
     """
     proto = _model(body)
@@ -352,16 +303,11 @@ def test_a_size_that_nobody_knows_has_one_name_wherever_it_goes() -> None:
 def test_what_onnx_has_inferred_and_a_tool_kept_hides_nothing() -> None:
     """Converters to half precision keep inferred shapes, with symbols that onnx made up."""
     body = """
-        tokens = MatMul(rows, W)
-        grid = Constant<value = int64[4] {0, 4, 4, 16}>()
-        image = Reshape(tokens, grid)
-        back = Transpose<perm=[0,3,1,2]>(image)
-        flattened = Shape(back)
-        batch = Slice(flattened, zero, one)
-        again = Concat<axis=0>(batch, deep, rest)
-        columns = Reshape(back, again)
-        h = Relu(columns)
-        y = Identity(rows)
+        tokens = MatMul(rows, W)  grid = Constant<value = int64[4] {0, 4, 4, 16}>()
+        image = Reshape(tokens, grid)  back = Transpose<perm=[0,3,1,2]>(image)
+        flattened = Shape(back)  batch = Slice(flattened, zero, one)
+        again = Concat<axis=0>(batch, deep, rest)  columns = Reshape(back, again)
+        h = Relu(columns)  y = Identity(rows)
     """
     numbers = "one = Constant<value = int64[1] {1}>() deep = Constant<value = int64[1] {16}>() "
     proto = _model(numbers + body, opset=17, weights={"W": (8, 16)})
@@ -374,8 +320,7 @@ def test_what_onnx_has_inferred_and_a_tool_kept_hides_nothing() -> None:
 
 def test_no_symbol_is_written_that_onnx_makes_up() -> None:
     body = """
-        norm = LayerNormalization<axis=-1>(h, gamma)
-        y = MatMul(norm, V)
+        norm = LayerNormalization<axis=-1>(h, gamma)  y = MatMul(norm, V)
     """
     first = "h = MatMul(rows, W)"
     made = {"W": (8, 8), "gamma": (8,), "V": (8, 8)}
@@ -395,20 +340,12 @@ def _symbols(proto: onnx.ModelProto) -> set[str]:
 def test_products_of_sizes_and_their_quotients_have_names() -> None:
     """What TorchScript writes for Bloom: batch and heads are one axis, and two again."""
     body = """
-        heads = Constant<value = int64[1] {4}>()
-        width = Constant<value = int64[1] {8}>()
-        open = Shape(h)
-        first = Gather<axis=0>(open, zero)
-        both = Mul(first, heads)
-        merged = Concat<axis=0>(both, rest, width)
-        joined = Reshape(h, merged)
-        again = Shape(joined)
-        sum = Gather<axis=0>(again, zero)
-        apart = Div(sum, heads)
-        four = Concat<axis=0>(apart, heads, rest, width)
-        split = Reshape(joined, four)
-        odd = Div(first, heads)
-        y = Identity(rows)
+        heads = Constant<value = int64[1] {4}>()  width = Constant<value = int64[1] {8}>()
+        open = Shape(h)  first = Gather<axis=0>(open, zero)  both = Mul(first, heads)
+        merged = Concat<axis=0>(both, rest, width)  joined = Reshape(h, merged)
+        again = Shape(joined)  sum = Gather<axis=0>(again, zero)  apart = Div(sum, heads)
+        four = Concat<axis=0>(apart, heads, rest, width)  split = Reshape(joined, four)
+        odd = Div(first, heads)  y = Identity(rows)
     """
     view = infer(ir.from_proto(_with_stream(body)))
     symbolic = SymbolicShapes(view)
@@ -429,16 +366,12 @@ def _with_stream(body: str) -> onnx.ModelProto:
 def test_rows_that_a_layer_takes_together_are_taken_apart_again(layer: str) -> None:
     """PyTorch's torch.addmm(b, x.view(-1, 4), W).view(*x.shape[:-1], -1)."""
     body = f"""
-        sizes = Shape(x)
-        last = Constant<value = int64[2] {{-1, 4}}>()
-        zero = Constant<value = int64[1] {{0}}>()
-        two = Constant<value = int64[1] {{2}}>()
-        rest = Constant<value = int64[1] {{-1}}>()
-        kept = Slice(sizes, zero, two)
+        sizes = Shape(x)  last = Constant<value = int64[2] {{-1, 4}}>()
+        zero = Constant<value = int64[1] {{0}}>()  two = Constant<value = int64[1] {{2}}>()
+        rest = Constant<value = int64[1] {{-1}}>()  kept = Slice(sizes, zero, two)
         a = Reshape(x, last)
         p = {layer}
-        target = Concat<axis=0>(kept, rest)
-        y = Reshape(p, target)
+        target = Concat<axis=0>(kept, rest)  y = Reshape(p, target)
     """
     graph = f"g (float[n,m,4] x) => (float[n,m,r] y) {{{body}}}"
     proto = parser.parse_model(f'<ir_version: 7, opset_import: ["" : 13]> {graph}')
@@ -450,12 +383,9 @@ def test_rows_that_a_layer_takes_together_are_taken_apart_again(layer: str) -> N
 def test_the_sums_of_calls_have_sizes_too_so_that_a_second_run_makes_the_same_calls() -> None:
     """onnx infers a sum as [unk, unk, 8], while its operands show 24 rows."""
     body = """
-        first = MatMul(tokens, W)
-        inner = Add(tokens, first)
-        norm = LayerNormalization<axis=-1>(inner, gamma)
-        second = MatMul(norm, V)
-        outer = Add(inner, second)
-        last = LayerNormalization<axis=-1>(outer, gamma)
+        first = MatMul(tokens, W)  inner = Add(tokens, first)
+        norm = LayerNormalization<axis=-1>(inner, gamma)  second = MatMul(norm, V)
+        outer = Add(inner, second)  last = LayerNormalization<axis=-1>(outer, gamma)
         y = MatMul(last, U)
     """
     made = {"W": (8, 8), "V": (8, 8), "U": (8, 8), "gamma": (8,)}

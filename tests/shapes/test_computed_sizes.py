@@ -14,12 +14,9 @@ from onnxfold.shapes.symbolic import SymbolicShapes
 _CHOICE = """
 g (float[n, 4] x, float[1, 4] row) => (float[A, B] y)
 <int64[1] first = {0}, int64[1] minus = {-1}, int64[2] none = {-1, -1}, int64[2] ones = {1, 1}> {
-  shape = Shape (x)
-  size = Gather <axis = 0> (shape, first)
-  target = Concat <axis = 0> (size, minus)
-  kept = Equal (target, none)
-  sizes = Where (kept, ones, target)
-  y = Expand (row, sizes)
+  shape = Shape (x)  size = Gather <axis = 0> (shape, first)
+  target = Concat <axis = 0> (size, minus)  kept = Equal (target, none)
+  sizes = Where (kept, ones, target)  y = Expand (row, sizes)
 }
 """
 
@@ -37,26 +34,14 @@ g (float[n, m, 4] x, float[n, k, 4] z) => (float[A, B, C] y)
 <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3},
  float[1, 5, 4] table, float[1, 1, 4] row, float[1, 0, 4] empty, int64 first = {0},
  int64 step = {1}, int64[1] nine = {9}, int64[1] minus = {-1}> {
-  shape = Shape (x)
-  size = Gather <axis = 0> (shape, one)
-  length = Squeeze (size)
-  counted = Range (first, length, step)
-  cut = Slice (table, zero, size, one)
-  kept = Slice (row, zero, size, one)
-  later = Slice (table, one, size, one)
-  every = Slice (table, zero, size, one, two)
-  steps = Add (size, one)
-  odd = Slice (table, zero, size, one, steps)
-  nothing = Slice (empty, zero, size, one)
-  far = Sub (zero, nine)
-  turned = Slice (table, far, nine, one, minus)
-  y = Add (x, cut)
-  single = Add (x, kept)
-  behind = Add (x, later)
-  other = Add (z, cut)
-  thinned = Add (x, every)
-  spread = Add (x, odd)
-  gone = Add (x, nothing)
+  shape = Shape (x)  size = Gather <axis = 0> (shape, one)  length = Squeeze (size)
+  counted = Range (first, length, step)  cut = Slice (table, zero, size, one)
+  kept = Slice (row, zero, size, one)  later = Slice (table, one, size, one)
+  every = Slice (table, zero, size, one, two)  steps = Add (size, one)
+  odd = Slice (table, zero, size, one, steps)  nothing = Slice (empty, zero, size, one)
+  far = Sub (zero, nine)  turned = Slice (table, far, nine, one, minus)  y = Add (x, cut)
+  single = Add (x, kept)  behind = Add (x, later)  other = Add (z, cut)
+  thinned = Add (x, every)  spread = Add (x, odd)  gone = Add (x, nothing)
 }
 """
 
@@ -83,21 +68,11 @@ def test_positions_that_are_cut_to_the_length_have_the_length() -> None:
 _QUOTIENTS = """
 g (float[n, 7, 6] x) => (int64[1] y)
 <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}> {
-  shape = Shape (x)
-  sizes = Identity (shape)
-  seven = Gather (sizes, one)
-  six = Gather (sizes, two)
-  odd = Cast <to = 1> (seven)
-  even = Cast <to = 1> (six)
-  by = Cast <to = 1> (two)
-  y = Div (seven, two)
-  fraction = Div (odd, by)
-  whole = Div (even, by)
-  none = Div (seven, zero)
-  nothing = Sub (seven, seven)
-  zeroth = Div (nothing, two)
-  less = Sub (two, seven)
-  negative = Div (less, two)
+  shape = Shape (x)  sizes = Identity (shape)  seven = Gather (sizes, one)
+  six = Gather (sizes, two)  odd = Cast <to = 1> (seven)  even = Cast <to = 1> (six)
+  by = Cast <to = 1> (two)  y = Div (seven, two)  fraction = Div (odd, by)
+  whole = Div (even, by)  none = Div (seven, zero)  nothing = Sub (seven, seven)
+  zeroth = Div (nothing, two)  less = Sub (two, seven)  negative = Div (less, two)
 }
 """
 
@@ -161,16 +136,10 @@ def test_the_name_of_a_product_stands_for_a_size() -> None:
 _LARGEST = """
 g (float[n, m, 2] x, float[n, m, 2] y) => (float[A, B] z)
 <int64[2] first = {0, 1}, int64[2] last = {0, 2}, int64[2] numbers = {3, 1}> {
-  shape = Shape (x)
-  twin = Shape (y)
-  a = Gather <axis = 0> (shape, first)
-  b = Gather <axis = 0> (shape, last)
-  same = Max (a, a)
-  counted = Max (numbers, numbers, numbers)
-  other = Max (a, b)
-  mixed = Max (a, numbers)
-  longer = Max (a, shape)
-  z = ConstantOfShape (same)
+  shape = Shape (x)  twin = Shape (y)  a = Gather <axis = 0> (shape, first)
+  b = Gather <axis = 0> (shape, last)  same = Max (a, a)
+  counted = Max (numbers, numbers, numbers)  other = Max (a, b)  mixed = Max (a, numbers)
+  longer = Max (a, shape)  z = ConstantOfShape (same)
 }
 """
 
@@ -185,3 +154,15 @@ def test_the_larger_of_equal_sizes_is_that_size() -> None:
     assert symbolic.dims(values["z"]) == ("n", "m")
     assert symbolic.vector(values["counted"]) == (3, 1)
     assert [symbolic.vector(values[name]) for name in ("other", "mixed", "longer")] == [None] * 3
+
+
+def test_a_size_that_has_its_own_name_is_found_once_operands_have_sizes() -> None:
+    """It got the name while an operator before it was whole, which no rule follows."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[n, 4, 2] x) => (float[m, 4, 2] y)
+        <int64[3] sizes = {-1, 4, 2}> { r = Reshape (x, sizes)  s = Add (r, x)  y = Neg (s) }"""
+    )
+    told = helper.make_tensor_value_info("s", TensorProto.FLOAT, ["s@0", 4, 2])
+    proto.graph.value_info.append(told)
+    view = infer(ir.from_proto(proto))
+    assert view.shape(view.by_ref()["s"]) == ("n", 4, 2)

@@ -6,11 +6,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from onnxfold.graph import ModelInfo, Shape
 from onnxfold.shapes import infer
 from tests.builders import chain_model
-from tests.operators.sample import Array
+from tests.graphs import Array, model, untyped
 from tests.soundness.float64 import evaluate
 from tests.soundness.random_graphs import B, random_graph
 
@@ -39,22 +40,18 @@ def test_every_shape_is_the_one_that_a_run_has() -> None:
     assert known > 0.7 * total  # some graphs hide all of theirs on purpose
 
 
-def _model(nodes: list[onnx.NodeProto], opset: int, weights: dict[str, Array]) -> ir.Model:
-    graph = helper.make_graph(
-        nodes,
-        "shapes",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2, 1, 1])],
-        [helper.make_empty_tensor_value_info("y")],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return ir.from_proto(helper.make_model(graph, opset_imports=imports, ir_version=8))
+def _view(body: str, opset: int = 17, given: str = "", **weights: Array) -> ModelInfo:
+    proto = model(body, f"float[batch,2,1,1] x{given}", "float y", weights, opset)
+    return infer(ir.from_proto(untyped(proto)))
+
+
+def _shape(view: ModelInfo, name: str = "y") -> Shape | None:
+    return view.shape(view.by_ref()[name])
 
 
 @pytest.mark.parametrize("axes", [[2, 3], [3, 2]])
 def test_squeeze_with_unsorted_axes_has_the_right_shape(axes: list[int]) -> None:
-    view = infer(_model([helper.make_node("Squeeze", ["x"], ["y"], axes=axes)], 9, {}))
-    assert view.shape(view.by_ref()["y"]) == ("batch", 2)
+    assert _shape(_view(f"y = Squeeze<axes={axes}>(x)", 9)) == ("batch", 2)
 
 
 @pytest.mark.parametrize("opset", [7, 10, 11])
@@ -62,74 +59,53 @@ def test_squeeze_with_unsorted_axes_has_the_right_shape(axes: list[int]) -> None
 def test_axes_from_the_end_and_in_any_order_count_below_opset_11_too(
     axes: list[int], opset: int
 ) -> None:
-    view = infer(_model([helper.make_node("Unsqueeze", ["x"], ["y"], axes=axes)], opset, {}))
     expected = list(np.expand_dims(np.ones((3, 2, 1, 1)), tuple(axes)).shape)
-    sizes = view.shape(view.by_ref()["y"])
+    sizes = _shape(_view(f"y = Unsqueeze<axes={axes}>(x)", opset))
     assert sizes is not None
     assert [3 if size == "batch" else size for size in sizes] == expected
-    back = [helper.make_node("Squeeze", ["x"], ["y"], axes=[-1])]
-    view = infer(_model(back, opset, {}))
-    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1)
+    assert _shape(_view("y = Squeeze<axes=[-1]>(x)", opset)) == ("batch", 2, 1)
 
 
 def test_a_large_weight_is_left_out_of_the_inference_but_has_its_shape() -> None:
-    node = helper.make_node("MatMul", ["x", "W"], ["y"])
-    view = infer(_model([node], 17, {"W": np.zeros((1, 5000), np.float32)}))
-    assert view.shape(view.by_ref()["W"]) == (1, 5000)
-    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1, 5000)
+    view = _view("y = MatMul(x, W)", W=np.zeros((1, 5000), np.float32))
+    assert _shape(view, "W") == (1, 5000)
+    assert _shape(view) == ("batch", 2, 1, 5000)
 
 
 def test_a_large_constant_in_a_node_is_its_shape_and_in_an_unknown_operator_it_is_not() -> None:
-    large = numpy_helper.from_array(np.zeros((1, 5000), np.float32))
-    nodes = [
-        helper.make_node("Constant", [], ["W"], value=large),
-        helper.make_node("MatMul", ["x", "W"], ["product"]),
-        helper.make_node("Whatever", ["product"], ["odd"], domain="com.microsoft", value=large),
-        helper.make_node("Neg", ["odd"], ["y"]),
-    ]
-    view = infer(_model(nodes, 17, {}))
-    shapes = [view.shape(view.by_ref()[name]) for name in ("W", "product", "odd", "y")]
+    large = f"float[1,5000] {{{', '.join(['0'] * 5000)}}}"
+    view = _view(
+        f"W = Constant<value = {large}>() product = MatMul(x, W) "
+        f"odd = com.microsoft.Whatever<value = {large}>(product) y = Neg(odd)"
+    )
+    shapes = [_shape(view, name) for name in ("W", "product", "odd", "y")]
     assert shapes == [(1, 5000), ("batch", 2, 1, 5000), None, None]
 
 
 def test_a_contrib_operator_that_keeps_shapes_keeps_them() -> None:
-    node = helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
-    view = infer(_model([node], 17, {}))
-    assert view.shape(view.by_ref()["y"]) == ("batch", 2, 1, 1)
+    assert _shape(_view("y = com.microsoft.FastGelu(x)")) == ("batch", 2, 1, 1)
 
 
 def test_an_unknown_operator_has_no_shape() -> None:
-    node = helper.make_node("Whatever", ["x"], ["y"], domain="com.microsoft")
-    view = infer(_model([node], 17, {}))
-    assert view.shape(view.by_ref()["y"]) is None
+    view = _view("y = com.microsoft.Whatever(x)")
+    assert _shape(view) is None
     assert view.rank(view.by_ref()["y"]) is None
     assert view.dim(view.by_ref()["y"], 0) is None
 
 
 def test_nothing_follows_from_a_default_that_callers_may_override() -> None:
     """A Reshape to such a shape has unknown sizes; a weight has the shape that is declared."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "target"], ["r"]),
-        helper.make_node("MatMul", ["r", "W"], ["y"]),
-    ]
-    weights: dict[str, Array] = {"target": np.array([-1, 2]), "W": np.ones((2, 3), np.float32)}
-    model = _model(nodes, 17, weights)
-    fixed = infer(model.clone())
-    assert (fixed.shape(fixed.by_ref()["r"]) or ())[1:] == (2,)
-    assert fixed.shape(fixed.by_ref()["W"]) == (2, 3)
-    proto = ir.to_proto(model)
-    for name, kind, dims in (
-        ("target", TensorProto.INT64, [2]),
-        ("W", TensorProto.FLOAT, ["k", 3]),
-    ):
-        proto.graph.input.append(helper.make_tensor_value_info(name, kind, dims))
-    view = infer(ir.from_proto(proto))
-    values = view.by_ref()
-    rows = view.shape(values["r"])
+    body = "r = Reshape(x, target) y = MatMul(r, W)"
+    weights = {"target": np.array([-1, 2]), "W": np.ones((2, 3), np.float32)}
+    fixed = _view(body, **weights)
+    assert (_shape(fixed, "r") or ())[1:] == (2,)
+    assert _shape(fixed, "W") == (2, 3)
+    view = _view(body, given=", int64[2] target, float[k,3] W", **weights)
+    rows = _shape(view, "r")
     assert rows is not None
     assert len(rows) == 2
     assert not any(isinstance(size, int) for size in rows)
-    assert view.shape(values["W"]) == ("k", 3)
+    assert _shape(view, "W") == ("k", 3)
 
 
 def test_a_weight_has_the_type_that_it_has_whatever_is_declared() -> None:

@@ -13,9 +13,7 @@ from onnxfold.shapes import infer, strip_types
 
 _MODEL = """<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
 g (float[n, 4] x) => (float[a, b] y) {
-  h = Neg (x)
-  known = Relu (h)
-  rows = Constant <value = int64[2] {-1, 2}> ()
+  h = Neg (x)  known = Relu (h)  rows = Constant <value = int64[2] {-1, 2}> ()
   odd = own.Odd (known)
   y = RESULT
 }

@@ -84,9 +84,7 @@ def test_of_two_names_neither_is_that_of_their_sum() -> None:
 _LAYERS = """
 g (float[n, 1, m, 4] x, float[2, 4, k] y, float[4, m] a, float[k, 4] b, float[k, m] p,
    float[1, m] row) => (float[A] z) {
-  z = MatMul (x, y)
-  turned = Gemm <transA = 1, transB = 1> (a, b)
-  same = MatMul (a, x)
+  z = MatMul (x, y)  turned = Gemm <transA = 1, transB = 1> (a, b)  same = MatMul (a, x)
   pairs = Einsum <equation = "...ij,kj->i...k"> (x, b)
   batches = Einsum <equation = "...ij,...ij->...i"> (x, x)
   other = Einsum <equation = "...i,...i->..."> (a, p)
@@ -111,12 +109,9 @@ def test_products_have_the_rows_and_columns_of_their_operands() -> None:
 _REDUCTIONS = """
 g (float[n, 1, m, 4] x, int64[k] open) => (float[A, B, C, D] y)
 <int64[2] some = {1, -1}, int64[0] none = {}> {
-  odd = com.microsoft.Whatever (x)
-  y = ReduceMean (x, some)
-  less = ReduceMean <keepdims = 0> (x, some)
-  every = ReduceMean <keepdims = 0> (x, none)
-  same = ReduceMean <noop_with_empty_axes = 1> (x, none)
-  unknown = ReduceMean (x, open)
+  odd = com.microsoft.Whatever (x)  y = ReduceMean (x, some)
+  less = ReduceMean <keepdims = 0> (x, some)  every = ReduceMean <keepdims = 0> (x, none)
+  same = ReduceMean <noop_with_empty_axes = 1> (x, none)  unknown = ReduceMean (x, open)
   hidden = ReduceMean (odd, some)
 }
 """
@@ -164,8 +159,7 @@ def test_elements_of_one_shape_are_stacked_along_a_new_axis(
     model = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
         g (float[n, 4] x, float[m, 4] z, float scalar) => (float[A, B, C] y) {{
-          odd = com.microsoft.Whatever (x)
-          parts = SequenceConstruct ({element})
+          odd = com.microsoft.Whatever (x)  parts = SequenceConstruct ({element})
           y = ConcatFromSequence <{attributes}> (parts) }}"""
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")

@@ -28,7 +28,6 @@ from onnxfold.pipeline.folding import residual_calls
 from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof
-from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
 from onnxfold.streams.dataflow import walk_back
 from onnxfold.streams.model_transfers import ModelTransfers
@@ -88,9 +87,8 @@ def fold(
         roles = _roles(decide_all(prepare(original), settings, without=without))
     settings = replace(settings, fused_before=residual_calls(original))
     timer = StageTimer(None)
-    given = as_given(original) if prove else None
     folded = pipeline.fold(
-        prepare(original), original, settings, timer, given=given, without=without
+        prepare(original), original, settings, timer, without=without, prove=prove
     )
     # A model that is left as it is has nothing to prove.
     proof = folded.proof or Proof(True, 0, 0, ())

@@ -17,8 +17,7 @@ _DIGITS = Path(__file__).parents[2] / "models/digits_vit/digits_vit.onnx"
 _HEADS = """
     <ir_version: 8, opset_import: ["": 17]>
     g ({inputs}) => (float[N, 4, M, 8] h) <{more}> {{
-        x = Gather (table, ids)
-        shape = Constant <value = int64[4] {{0, 0, 4, 8}}> ()
+        x = Gather (table, ids)  shape = Constant <value = int64[4] {{0, 0, 4, 8}}> ()
         s = Reshape (x, shape)
         {mask}
         h = Transpose <perm = [0, 2, 1, 3]> (s)

@@ -78,10 +78,11 @@ def decide(info: ModelInfo, settings: Settings, folding: Folds) -> AffinePlan:
 def _decide(
     info: ModelInfo, sites: Iterable[NormSite], settings: Settings, wanted: Wanted
 ) -> AffinePlan:
+    # A set of one element is normalized to 0, so its gamma has no effect anywhere.
+    seen = (site for site in sites if site.size != 1 and not info.is_dead(site.last))
     return decide_affine(
         info,
-        # A set of one element is normalized to 0, so its gamma has no effect anywhere.
-        [site for site in sites if site.size != 1 and not settings.excludes(site.name)],
+        [site for site in seen if not settings.excludes(site.name)],
         allow_split_bytes=settings.allow_split,
         keep=wanted.keep,
         weighing=BetaCosts(wanted.costs.added, wanted.saving),

@@ -15,7 +15,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.graph.operands import computed_by, is_read_once, producer_of
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.norms import NORMS
-from onnxfold.operators.functions import DOMAIN, SIGNATURES
+from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output
 from onnxfold.operators.new_nodes import Lowered
 from onnxfold.options import Device
 from onnxfold.passes.base import Settings
@@ -121,7 +121,8 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     cheaper = [site for site in sites if lowering.calls_in_place(site)]
     if settings.target.traits.calls:
         own = (node for node in info.nodes() if node.domain == DOMAIN)
-        called = [node for node in own if node.op_type in SIGNATURES]
+        # Scales of rows have names of their own, and come of deferred norms only after this.
+        called = [node for node in own if _is_norm(node)]
         in_float = [site for site in cheaper if site.input.dtype is not ir.DataType.DOUBLE]
         kept = common_settings(called, map(lowering.setting, in_float))
         cheaper = [
@@ -134,6 +135,11 @@ def decide(info: ModelInfo, settings: Settings) -> LoweringPlan:
     fuses = settings.fuse_residual and settings.target.traits.calls
     respelled = tuple(info.ref(site.output) for site in cheaper)
     return LoweringPlan(respelled, fuses, halve_first=bool(late_halves(info)))
+
+
+def _is_norm(call: ir.Node) -> bool:
+    signature = SIGNATURES.get(call.op_type)
+    return signature is not None and signature.output is not Output.SCALE
 
 
 def apply(edit: Editor, plan: LoweringPlan, settings: Settings) -> bool:

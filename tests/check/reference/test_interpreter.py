@@ -31,24 +31,17 @@ def truth(model: ir.Model, **feeds: np.ndarray) -> list[np.ndarray]:
 FUNCTIONS = """
 <ir_version: 9, opset_import: ["": 17, "local": 1]>
 main (float[3, 4] x, float[4] g) => (float[3, 4] y, float[3, 4] z) {
-  y = local.norm <epsilon = 0.25> (x, g)
-  z = local.norm (x)
+  y = local.norm <epsilon = 0.25> (x, g)  z = local.norm (x)
 }
 <domain: "local", opset_import: ["": 18, "local": 1]>
 norm <epsilon: float = 1.0> (x, g) => (y) {
-  n = local.scaled <e: float = @epsilon> (x)
-  one = Constant <value = float[1] {1.0}> ()
+  n = local.scaled <e: float = @epsilon> (x)  one = Constant <value = float[1] {1.0}> ()
   y = local.times (n, g)
 }
 <domain: "local", opset_import: ["": 18]>
 scaled <e> (x) => (y) {
-  axes = Constant <value_ints = [-1]> ()
-  q = Mul (x, x)
-  m = ReduceMean (q, axes)
-  c = Constant <value_float: float = @e> ()
-  s = Add (m, c)
-  r = Sqrt (s)
-  y = Div (x, r)
+  axes = Constant <value_ints = [-1]> ()  q = Mul (x, x)  m = ReduceMean (q, axes)
+  c = Constant <value_float: float = @e> ()  s = Add (m, c)  r = Sqrt (s)  y = Div (x, r)
 }
 <domain: "local", opset_import: ["": 18]>
 times (a, b) => (y) {
@@ -119,11 +112,8 @@ main (int64 n, float[3, 4] x) => (float[3, 4] last, float[S, 3, 4] all)
   last, all = Loop (n, go, x) <
     body = step (int64 i, bool going, float[3, 4] state)
       => (bool more, float[3, 4] next, float[3, 4] out) {
-      limit = Constant <value = int64 {2}> ()
-      more = Less (i, limit)
-      scaled = Mul (state, w)
-      next = Add (scaled, x)
-      out = Identity (next)
+      limit = Constant <value = int64 {2}> ()  more = Less (i, limit)  scaled = Mul (state, w)
+      next = Add (scaled, x)  out = Identity (next)
     }
   >
 }
@@ -148,8 +138,7 @@ main (float[4] s, float[3, 4] x) => (float[4] total, float[4, 3] sums) {
   total, sums = Scan <
     num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1],
     body = step (float[4] a, float[4] row) => (float[4] b, float[4] out) {
-      b = Add (a, row)
-      out = Identity (b)
+      b = Add (a, row)  out = Identity (b)
     }
   > (s, x)
 }

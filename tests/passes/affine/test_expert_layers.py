@@ -14,6 +14,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.shapes import infer
 from tests.graphs import Array, graph
+from tests.pairs import pairs
 from tests.passes.affine.affine_graphs import Fused, error, fuse
 
 BOUND = 1e-12  # float64 throughout
@@ -158,10 +159,7 @@ def _coded(bits: int, block: int, points: bool, biased: bool = True, raw: bool =
     return graph(body, f"float[T,{d}] x", "float[a,b] y", kept, 17)
 
 
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize("block", [0, 16])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pairs(bits=[2, 4, 8], block=[0, 16], points=[False, True], biased=[True, False])
 def test_beta_goes_past_codes_into_the_bias_of_each_expert(
     bits: int, block: int, points: bool, biased: bool
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -10,14 +12,16 @@ import onnxfold
 from onnxfold.passes import gamma_tables as tables_of_gammas
 from onnxfold.passes.affine import into_tables
 from tests.graphs import Array
+from tests.lanes import some
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.test_rotary_tables import CASES, SIZE, _model
 
 BOUND = 1e-12  # float64 throughout
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("case", list(CASES)[:4])
+@pytest.mark.parametrize(
+    ("case", "target"), some(product(list(CASES)[:4], ("onnx", "ort", "kernels")), each=2)
+)
 def test_always_moves_gammas_into_tables(case: str, target: str) -> None:
     tables, turn, width, opset = CASES[case]
     model = _model(tables, turn, width, opset, gammas=(SIZE,))

@@ -14,21 +14,12 @@ g (float[B, 3, 4] x) => (float[B, 3, 2] y)
 <float tiny = {0.001}, float[1, 1, 4] gamma = {1.5, -2.0, 0.5, 1.0},
  float[1, 1, 4] beta = {0.25, 0.5, -1.0, 2.0}, float[4, 2] W = {1, 2, 3, 4.5, -5, 6, 7, 8},
  float[2] b = {1.5, -2}> {
-    mean = ReduceMean <axes = [-1]> (x)
-    centred = Sub (x, mean)
-    square = Mul (centred, centred)
-    variance = ReduceMean <axes = [-1]> (square)
-    shifted = Add (variance, tiny)
-    deviation = Sqrt (shifted)
-    r = Reciprocal (deviation)
-    scale = Mul (r, gamma)
-    scaled = Mul (x, scale)
-    negative = Neg (mean)
-    offset = Mul (negative, scale)
-    rest = Add (offset, beta)
-    norm = Add (scaled, rest)
-    m = MatMul (norm, W)
-    y = Add (m, b)
+    mean = ReduceMean <axes = [-1]> (x)  centred = Sub (x, mean)
+    square = Mul (centred, centred)  variance = ReduceMean <axes = [-1]> (square)
+    shifted = Add (variance, tiny)  deviation = Sqrt (shifted)  r = Reciprocal (deviation)
+    scale = Mul (r, gamma)  scaled = Mul (x, scale)  negative = Neg (mean)
+    offset = Mul (negative, scale)  rest = Add (offset, beta)  norm = Add (scaled, rest)
+    m = MatMul (norm, W)  y = Add (m, b)
 }
 """
 
@@ -59,19 +50,11 @@ g (float[B, 3, 4] x) => (float[B, 3, 2] y)
 <float tiny = {0.001}, float[4] gamma = {1.5, -2.0, 0.5, 1.0}, float[4] beta = {0.25, 0.5, -1, 2},
  float[4, 2] W = {1, 2, 3, 4.5, -5, 6, 7, 8}, float[2] b = {1.5, -2},
  float[4, 4] V = {1, -2, 3, 4, 5, 6, -7, 8, 9, 10, 11, -12, 13, 14, 15, 16}> {
-    h = MatMul (x, V)
-    mean = ReduceMean <axes = [-1]> (h)
-    centred = Sub (h, mean)
-    square = Mul (centred, centred)
-    variance = ReduceMean <axes = [-1]> (square)
-    shifted = Add (variance, tiny)
-    deviation = Sqrt (shifted)
-    quotient = Div (centred, deviation)
-    copy = Identity (quotient)
-    second = Identity (copy)
-    scaled = Mul (second, gamma)
-    norm = Add (scaled, beta)
-    m = MatMul (norm, W)
+    h = MatMul (x, V)  mean = ReduceMean <axes = [-1]> (h)  centred = Sub (h, mean)
+    square = Mul (centred, centred)  variance = ReduceMean <axes = [-1]> (square)
+    shifted = Add (variance, tiny)  deviation = Sqrt (shifted)
+    quotient = Div (centred, deviation)  copy = Identity (quotient)  second = Identity (copy)
+    scaled = Mul (second, gamma)  norm = Add (scaled, beta)  m = MatMul (norm, W)
     y = Add (m, b)
 }
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,7 @@ def scaled(model: onnx.ModelProto, **options: Any) -> onnxfold.Result:
     return onnxfold.optimize(model, **{"scale_streams": "auto", "fuse_affine": "never", **options})
 
 
-@pytest.mark.parametrize("form", ["auto", "layer"])
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize(("name", "form"), list(zip(WIDE, cycle(("auto", "layer")))))
 def test_float16_holds_a_scaled_stream(name: str, form: str) -> None:
     model = WIDE[name]
     expected = evaluate(model, FEEDS)

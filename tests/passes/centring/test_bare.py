@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnxfold import Verification, VerificationError
 from onnxfold.passes.centring.plan import Fold
 from onnxfold.target import Target
 from tests.graphs import graph, weights
+from tests.lanes import some
 from tests.soundness.folding import evaluate, fold, forced, relative_error
 
 # float64 throughout: some hundred roundings of 2^-53.
@@ -56,8 +58,7 @@ def _rows() -> dict[str, Any]:
     return {"u": u}
 
 
-@pytest.mark.parametrize("target", list(Target))
-@pytest.mark.parametrize("reader", _READERS)
+@pytest.mark.parametrize(("reader", "target"), some(product(_READERS, Target), each=2))
 def test_a_mean_that_is_subtracted_after_a_layer_goes_into_it(reader: str, target: Target) -> None:
     model = _model(_READERS[reader])
     folded = fold(model, target)

@@ -17,8 +17,7 @@ from tests.optimized import optimized
 WIDTH, LONGEST = 8, 16
 POSITIONS = """
  shape = Shape(ids)  length = Gather<axis=0>(shape, ONE)  end = Unsqueeze(length, ZEROS)
- at = Slice(PLACES, ZEROS, end, ONES, ONES)
- placed = Gather(PLACE_TABLE, at)
+ at = Slice(PLACES, ZEROS, end, ONES, ONES)  placed = Gather(PLACE_TABLE, at)
 """
 EMBEDDING = """
  words = Gather(WORD_TABLE, ids)  kinds = Gather(KIND_TABLE, segments)

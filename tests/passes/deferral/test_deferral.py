@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ import onnxfold
 from onnxfold.check.reference import Precision, run
 from onnxfold.passes.deferral.plan import DeferralPlan
 from tests.graphs import graph, weights
+from tests.lanes import some
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import (
     BODIES,
@@ -153,8 +155,9 @@ def test_a_folded_layer_norm_is_deferred() -> None:
     assert error(model, result.model) < BOUND
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    ("name", "target"), some(product(BODIES, ("onnx", "ort", "kernels")), each=2)
+)
 def test_a_second_run_changes_nothing(name: str, target: str) -> None:
     model = BODIES[name][0](18)
     once = onnxfold.optimize(model, target=target, defer="all")

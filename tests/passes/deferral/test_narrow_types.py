@@ -154,8 +154,9 @@ def test_float16_is_multiplied_before_a_second_layer() -> None:
     assert not found.shown.failures
 
 
-@pytest.mark.parametrize("target", Target)
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPT-2"])
+@pytest.mark.parametrize(
+    ("name", "target"), list(zip(("Llama", "Qwen3", "GPT-2"), Target, strict=True))
+)
 def test_float16_is_taken_back(name: str, target: Target) -> None:
     model = ARCHITECTURES[name].model(23, 1e-5, "float16")
     deferred = onnxfold.optimize(model, target=target, defer="all", check=None)

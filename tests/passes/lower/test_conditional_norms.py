@@ -9,28 +9,12 @@ import onnxfold
 from tests.recognition.replay import model, with_constants
 
 BODY = """
-two = Constant<value = float {2.0}>()
-e = Constant<value = float {1e-5}>()
-one = Constant<value = float {1.0}>()
-h = MatMul(x, w0)
-scale = MatMul(x, wg)
-shift = MatMul(x, wb)
-gamma = ReduceMax<axes=[1]>(scale)
-beta = ReduceMax<axes=[1]>(shift)
-g = Add(gamma, one)
-u = ReduceMean<axes=[-1]>(h)
-d = Sub(h, u)
-q = Mul(d, d)
-v = ReduceMean<axes=[-1]>(q)
-ve = Add(v, e)
-s = Sqrt(ve)
-r = Reciprocal(s)
-m = Mul(r, g)
-hm = Mul(h, m)
-um = Mul(u, m)
-c = Sub(beta, um)
-n = Add(hm, c)
-y = MatMul(n, w1)
+two = Constant<value = float {2.0}>()  e = Constant<value = float {1e-5}>()
+one = Constant<value = float {1.0}>()  h = MatMul(x, w0)  scale = MatMul(x, wg)
+shift = MatMul(x, wb)  gamma = ReduceMax<axes=[1]>(scale)  beta = ReduceMax<axes=[1]>(shift)
+g = Add(gamma, one)  u = ReduceMean<axes=[-1]>(h)  d = Sub(h, u)  q = Mul(d, d)
+v = ReduceMean<axes=[-1]>(q)  ve = Add(v, e)  s = Sqrt(ve)  r = Reciprocal(s)  m = Mul(r, g)
+hm = Mul(h, m)  um = Mul(u, m)  c = Sub(beta, um)  n = Add(hm, c)  y = MatMul(n, w1)
 """
 INPUTS = "float[B,3,8] x, float[8,8] w0, float[8,8] wg, float[8,8] wb, float[8,8] w1"
 

@@ -26,9 +26,7 @@ def model_of(norm: str, rows: int) -> onnx.ModelProto:
         f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[batch, 8] x) => (float[batch, {rows}] y) {{
             {NORMS[norm]}
-            keys = MatMul(n, w)
-            turned = Transpose(keys)
-            y = MatMul(x, turned)
+            keys = MatMul(n, w)  turned = Transpose(keys)  y = MatMul(x, turned)
         }}"""
     )
     rng = np.random.default_rng(0)

@@ -17,20 +17,11 @@ TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
 # y = x (r g) + (b - mean (r g)): x itself is read as well as x - mean(x).
 NORM = """
     h = Conv<kernel_shape=[2,2], strides=[2,2]>(x, W, c)
-    mean = ReduceMean<axes=[1], keepdims=1>(h)
-    negative = Neg(mean)
-    d = Sub(h, mean)
-    square = Mul(d, d)
-    variance = ReduceMean<axes=[1], keepdims=1>(square)
-    shifted = Add(variance, epsilon)
-    root = Sqrt(shifted)
-    inverse = Reciprocal(root)
-    scale = Mul(inverse, g)
-    scaled = Mul(h, scale)
-    less = Mul(negative, scale)
-    shift = Add(less, b)
-    n = Add(scaled, shift)
-    t = Relu(n)
+    mean = ReduceMean<axes=[1], keepdims=1>(h)  negative = Neg(mean)  d = Sub(h, mean)
+    square = Mul(d, d)  variance = ReduceMean<axes=[1], keepdims=1>(square)
+    shifted = Add(variance, epsilon)  root = Sqrt(shifted)  inverse = Reciprocal(root)
+    scale = Mul(inverse, g)  scaled = Mul(h, scale)  less = Mul(negative, scale)
+    shift = Add(less, b)  n = Add(scaled, shift)  t = Relu(n)
     y = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(t, V)
 """
 

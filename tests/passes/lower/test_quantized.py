@@ -254,14 +254,10 @@ def quantised_norms(*epsilons: float, spelled: bool) -> onnx.ModelProto:
         norm = f"LayerNormalization <epsilon = {epsilon}> (x, gamma, beta)"
         if spelled and number == len(epsilons) - 1:
             lines.append(f"""
-                mean = ReduceMean <axes = [-1]> (x)
-                d = Sub(x, mean)
-                square = Mul(d, d)
+                mean = ReduceMean <axes = [-1]> (x)  d = Sub(x, mean)  square = Mul(d, d)
                 variance = ReduceMean <axes = [-1]> (square)
                 epsilon = Constant <value = float {{{epsilon}}}> ()
-                stable = Add(variance, epsilon)
-                root = Sqrt(stable)
-                normal = Div(d, root)
+                stable = Add(variance, epsilon)  root = Sqrt(stable)  normal = Div(d, root)
                 scaled = Mul(normal, gamma)""")
             norm = "Add(scaled, beta)"
         lines.append(f"y{number} = {norm}")

@@ -2,75 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxfold
 from onnxfold.operators.functions import DOMAIN
+from tests import graphs
+from tests.graphs import untyped, weights
 from tests.pairs import pairs
 
 B, T, C = 2, 3, 8
+FLATTEN = "[flatten] flat = Reshape(t, target)"
+READ = "z = Relu(t)"
 FLAT = ("flat", "computed", "of the sum")
 
 
 def branch_model(
-    nodes: Sequence[onnx.NodeProto],
-    outputs: Sequence[str],
-    *,
+    nodes: str,
+    *outputs: str,
     biased: bool = False,
     exchanged: bool = False,
-    integers: Mapping[str, Sequence[int]] | None = None,
+    given: str = "",
+    **numbers: Any,
 ) -> onnx.ModelProto:
     """t = x V + r W [+ b], in either order, and then the nodes given."""
-    rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal((C, C)) for name in "VW"}
-    weights |= {"b": rng.standard_normal(C), "gamma": 1 + rng.random(C), "beta": rng.random(C)}
-    terms = ["skip", "linear"][:: -1 if exchanged else 1]
-    front = [
-        helper.make_node("MatMul", ["r", "V"], ["skip"], name="skip"),
-        helper.make_node("MatMul", ["x", "W"], ["product" if biased else "linear"], name="linear"),
-    ]
-    if biased:
-        operands = ["b", "product"][:: -1 if exchanged else 1]
-        front.append(helper.make_node("Add", operands, ["linear"], name="bias"))
-    front.append(helper.make_node("Add", terms, ["t"], name="residual"))
-    constants = {name: a.astype(np.float32) for name, a in weights.items()}
-    constants |= {name: np.asarray(a, np.int64) for name, a in (integers or {}).items()}
-    used = {name for node in (*front, *nodes) for name in node.input}
-    graph = helper.make_graph(
-        [*front, *nodes],
-        "residual",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", T, C]) for name in "xr"],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [numpy_helper.from_array(a, name) for name, a in constants.items() if name in used],
+    order = slice(None, None, -1 if exchanged else 1)
+    made = weights(V=(C, C), W=(C, C), b=(C,), gamma=(C,), beta=(C,))
+    arrays = {name: array.astype(np.float32) for name, array in made.items()}
+    arrays |= {name: np.asarray(number) for name, number in numbers.items()}
+    body = (
+        f"[skip] skip = MatMul(r, V) [linear] {'product' if biased else 'linear'} = MatMul(x, W) "
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    if biased:
+        body += f"[bias] linear = Add({', '.join(['b', 'product'][order])}) "
+    body += f"[residual] t = Add({', '.join(['skip', 'linear'][order])}) {nodes}"
+    rows = f"float[batch,{T},{C}]"
+    names = ", ".join(f"float {name}" for name in outputs)
+    return untyped(graphs.model(body, f"{rows} x, {rows} r{given}", names, arrays))
 
 
-def norm(x: str = "t", y: str = "y", axis: int = -1, affine: str = "gamma beta") -> onnx.NodeProto:
-    return helper.make_node("LayerNormalization", [x, *affine.split()], [y], name=y, axis=axis)
+def norm(x: str = "t", y: str = "y", axis: int = -1, affine: str = "gamma, beta") -> str:
+    return f"[{y}] {y} = LayerNormalization<axis={axis}>({x}, {affine})"
 
 
-def flattened(target: str) -> list[onnx.NodeProto]:
+def flattened(target: str) -> str:
     """t, its rows as a matrix `flat`, and y, the norm of that; the target of the Reshape varies."""
-    computed = {
-        "flat": [],
-        "computed": [
-            helper.make_node("Shape", ["x"], ["width"], start=2),
-            helper.make_node("Concat", ["minus", "width"], ["target"], axis=0),
-        ],
-        "of the sum": [
-            helper.make_node("Shape", ["t"], ["width"], start=2),
-            helper.make_node("Concat", ["minus", "width"], ["target"], axis=0),
-        ],
-    }
-    reshape = helper.make_node("Reshape", ["t", "target"], ["flat"], name="flatten")
-    return [*computed[target], reshape, norm("flat")]
+    measured = {"flat": "", "computed": "x", "of the sum": "t"}[target]
+    computed = f"width = Shape<start=2>({measured}) target = Concat<axis=0>(minus, width) "
+    return f"{computed if measured else ''} {FLATTEN} {norm('flat')}"
 
 
 def fused(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
@@ -88,9 +71,9 @@ def ours(model: onnx.ModelProto) -> list[str]:
 @pytest.mark.parametrize("exchanged", [False, True])
 def test_every_order_of_operands_is_fused(exchanged: bool, biased: bool, read: bool) -> None:
     # A norm whose input has another reader cannot be folded: it stays a LayerNorm.
-    more = [helper.make_node("Relu", ["t"], ["z"])] if read else []
     outputs = ["y", "z"] if read else ["y"]
-    model = branch_model([norm(), *more], outputs, biased=biased, exchanged=exchanged)
+    nodes = f"{norm()} {READ if read else ''}"
+    model = branch_model(nodes, *outputs, biased=biased, exchanged=exchanged)
     kind = "LayerNormAffine" if read else "RMSNormAffine"
     name = f"Add{'Bias' if biased else ''}{kind}{'WithSum' if read else ''}"
     assert ours(fused(model)) == [name]
@@ -98,8 +81,9 @@ def test_every_order_of_operands_is_fused(exchanged: bool, biased: bool, read: b
 
 @pytest.mark.parametrize("read", [False, True])
 def test_additions_stay_where_they_shall_not_be_fused(read: bool) -> None:
-    more = [helper.make_node("Relu", ["t"], ["z"])] if read else []
-    model = branch_model([norm(), *more], ["y", "z"] if read else ["y"], biased=True)
+    model = branch_model(
+        f"{norm()} {READ if read else ''}", *(["y", "z"] if read else ["y"]), biased=True
+    )
     plain = fused(model, fuse_residual=False)
     assert not any(name.startswith("Add") for name in ours(plain))
     assert [node.op_type for node in plain.graph.node].count("Add") == 2
@@ -107,14 +91,13 @@ def test_additions_stay_where_they_shall_not_be_fused(read: bool) -> None:
 
 def test_identities_between_the_additions_and_the_norm_cost_no_fusion() -> None:
     """Paddle2ONNX puts one behind most operators."""
-    copy = helper.make_node("Identity", ["t"], ["u"])
-    model = branch_model([copy, norm("u")], ["y"], biased=True)
+    model = branch_model(f"u = Identity(t) {norm('u')}", "y", biased=True)
     assert ours(fused(model)) == ["AddBiasRMSNormAffine"]
 
 
 def test_a_sum_of_two_inputs_is_fused() -> None:
     """No node computes a value that could have its own bias."""
-    model = branch_model([norm()], ["y"])
+    model = branch_model(norm(), "y")
     del model.graph.node[:2]
     model.graph.node[0].input[:] = ["x", "r"]
     assert ours(fused(model)) == ["AddLayerNormAffine"]
@@ -122,23 +105,11 @@ def test_a_sum_of_two_inputs_is_fused() -> None:
 
 @pytest.mark.parametrize("opset", [14, 17])
 def test_skip_operators_of_onnxruntime_become_ours(opset: int) -> None:
-    skip = helper.make_node(
-        "SkipLayerNormalization",
-        ["x", "r", "gamma", "beta", "b"],
-        ["y", "", "", "s"],
-        domain="com.microsoft",
-        epsilon=1e-5,
-    )
-    constants = {"gamma": np.full(C, 2.0), "beta": np.ones(C), "b": np.arange(C)}
-    graph = helper.make_graph(
-        [skip],
-        "skip",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", T, C]) for name in "xr"],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", T, C]) for n in "ys"],
-        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()],
-    )
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    body = 'y, "", "", s = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(x, r, gamma, beta, b)'
+    made = {"gamma": np.full(C, 2.0), "beta": np.ones(C), "b": np.arange(C, dtype=np.float64)}
+    rows = f"float[batch,{T},{C}]"
+    inputs, outputs = f"{rows} x, {rows} r", f"{rows} y, {rows} s"
+    model = graphs.model(body, inputs, outputs, made, opset, dtype=np.float32)
     assert ours(fused(model)) == ["AddBiasLayerNormAffineWithSum"]
 
 
@@ -148,12 +119,12 @@ def test_a_reshape_that_keeps_rows_changes_places_with_the_norm(
 ) -> None:
     nodes, outputs = flattened(target), ["y"]
     if sum_read:
-        nodes.append(helper.make_node("Relu", ["t"], ["z"]))
+        nodes += f" {READ}"
         outputs.append("z")
     if rows_read:
         outputs.append("flat")
-    integers = {"target": [-1, C]} if target == "flat" else {"minus": [-1]}
-    model = branch_model(nodes, outputs, biased=biased, integers=integers)
+    numbers = {"target": [-1, C]} if target == "flat" else {"minus": [-1]}
+    model = branch_model(nodes, *outputs, biased=biased, **numbers)
     result = fused(model)
     found = [name for name in ours(result) if name.startswith("Add")]
     if target != "flat" and (sum_read or target == "of the sum"):
@@ -168,57 +139,41 @@ def test_a_reshape_that_keeps_rows_changes_places_with_the_norm(
 
 
 def test_a_model_may_flatten_before_each_block_and_restore_behind_it() -> None:
-    flatten = helper.make_node("Reshape", ["t", "target"], ["flat"], name="flatten")
-    nodes = [
-        flatten,
-        norm("flat", "n"),
-        helper.make_node("MatMul", ["n", "W"], ["h"]),
-        helper.make_node("Add", ["flat", "h"], ["u"]),
-        helper.make_node("Reshape", ["u", "back"], ["restored"], name="restore"),
-        norm("restored"),
-    ]
-    integers = {"target": [-1, C], "back": [-1, T, C]}
-    model = branch_model(nodes, ["y", "restored"], integers=integers)
+    nodes = f"{FLATTEN} {norm('flat', 'n')} h = MatMul(n, W) u = Add(flat, h) " + (
+        f"[restore] restored = Reshape(u, back) {norm('restored')}"
+    )
+    model = branch_model(nodes, "y", "restored", target=[-1, C], back=[-1, T, C])
     found = ours(fused(model))
     assert [name.replace("Layer", "RMS") for name in found] == ["AddRMSNormAffineWithSum"] * 2
 
 
 def test_norms_over_several_axes_change_places_with_a_reshape_in_front_of_them() -> None:
-    flatten = helper.make_node("Reshape", ["t", "target"], ["flat"])
-    model = branch_model([flatten, norm("flat", axis=-2, affine="one")], ["y"])
-    for name, array in (("target", np.array([-1, 1, T, C])), ("one", np.ones((T, C), np.float32))):
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    result = fused(model)
+    nodes = f"flat = Reshape(t, target) {norm('flat', axis=-2, affine='one')}"
+    one = np.ones((T, C), np.float32)
+    result = fused(branch_model(nodes, "y", target=[-1, 1, T, C], one=one))
     assert ours(result) == ["AddLayerNormAffine"]
 
 
 @pytest.mark.parametrize(
     ("target", "affine"),
     [
-        ([-1, C // 2], "half half"),
-        ([-1, T * C], "long long"),
-        ([-1, 1, T * C], "long long"),
-        ([-1, C, 1], "one one"),
+        ([-1, C // 2], "half, half"),
+        ([-1, T * C], "long, long"),
+        ([-1, 1, T * C], "long, long"),
+        ([-1, C, 1], "one, one"),
     ],
 )
 def test_a_reshape_that_cuts_or_joins_rows_stays_where_it_is(
     target: Sequence[int], affine: str
 ) -> None:
-    nodes = [helper.make_node("Reshape", ["t", "target"], ["flat"]), norm("flat", affine=affine)]
-    model = branch_model(nodes, ["y"], integers={"target": target})
+    nodes = f"flat = Reshape(t, target) {norm('flat', affine=affine)}"
     sizes = {"half": C // 2, "long": T * C, "one": 1}
-    for name, size in sizes.items():
-        tensor = numpy_helper.from_array(np.ones(size, np.float32), name)
-        model.graph.initializer.append(tensor)
+    ones = {name: np.ones(size, np.float32) for name, size in sizes.items()}
+    model = branch_model(nodes, "y", target=target, **ones)
     assert not any(name.startswith("Add") for name in ours(fused(model)))
 
 
 def test_rows_of_unknown_size_are_left_alone() -> None:
-    nodes = [
-        helper.make_node("Reshape", ["t", "target"], ["flat"]),
-        helper.make_node("LayerNormalization", ["flat", "scale"], ["y"], axis=-1),
-    ]
-    model = branch_model(nodes, ["y"])
-    for name, kind, shape in (("target", TensorProto.INT64, [2]), ("scale", 1, ["width"])):
-        model.graph.input.append(helper.make_tensor_value_info(name, kind, shape))
+    nodes = "flat = Reshape(t, target) y = LayerNormalization<axis=-1>(flat, scale)"
+    model = branch_model(nodes, "y", given=", int64[2] target, float[width] scale")
     assert not any(name.startswith("Add") for name in ours(fused(model, check=None)))

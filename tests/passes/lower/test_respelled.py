@@ -16,22 +16,24 @@ from tests.sessions import executed
 WIDTH = 8
 DYNAMO = "square = Pow(x, TWO)", "inverse = Reciprocal(root)  normed = Mul(x, inverse)"
 JAX = "square = Mul(x, x)", "normed = Div(x, root)"
+KERAS = "square = Pow(x, TWO)", "normed = Div(x, root)", "kept = Min(shifted, INF)"
 
 
 def rms(
-    spelling: tuple[str, str] = DYNAMO, *, gamma: bool = True, kind: str = "float"
+    spelling: tuple[str, ...] = DYNAMO, *, gamma: bool = True, kind: str = "float"
 ) -> onnx.ModelProto:
     """An RMSNorm before a linear layer."""
-    square, quotient = spelling
+    square, quotient, *guards = spelling
     scaled = "n = Mul(G, normed)" if gamma else "n = Identity(normed)"
     body = (
         f"{square} mean = ReduceMean<keepdims=1>(square, LAST) shifted = Add(mean, EPSILON) "
-        f"root = Sqrt(shifted) {quotient} {scaled} y = MatMul(n, W)"
+        f"{' '.join(guards)} root = Sqrt({'kept' if guards else 'shifted'}) {quotient} {scaled} "
+        "y = MatMul(n, W)"
     )
     dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
     made = graphs.weights(G=(WIDTH,), W=(WIDTH, WIDTH))
     made |= {"TWO": np.array(2.0), "EPSILON": np.array(np.float32(1e-5), np.float64)}
-    made |= {"LAST": np.array([-1])}
+    made |= {"LAST": np.array([-1]), "INF": np.array(np.inf)}
     stream = f"{kind}[B,4,{WIDTH}]"
     return graphs.model(body, f"{stream} x", f"{stream} y", made, dtype=dtype)
 
@@ -40,9 +42,13 @@ def operators(given: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in given.graph.node]
 
 
-@pytest.mark.parametrize("given", [rms(), rms(gamma=False), rms(JAX), rms(JAX, gamma=False)])
-def test_a_session_makes_one_operator_of_a_quotient(given: onnx.ModelProto, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gamma", [True, False])
+@pytest.mark.parametrize("spelling", [DYNAMO, JAX, KERAS], ids=["dynamo", "jax", "keras"])
+def test_a_session_makes_one_operator_of_a_quotient(
+    spelling: tuple[str, ...], gamma: bool, tmp_path: Path
+) -> None:
     """With a scale of ones if gamma is missing."""
+    given = rms(spelling, gamma=gamma)
     result = onnxfold.optimize(given)
     assert "SimplifiedLayerNormalization" not in operators(executed(given, tmp_path))
     assert operators(executed(result.model, tmp_path)) == ["SimplifiedLayerNormalization", "MatMul"]

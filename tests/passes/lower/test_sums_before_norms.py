@@ -25,25 +25,15 @@ g (float[2, 3, 4] x, float[2, 3, 4] branch) => (float[2, 3, 4] y)
 <float two = {2.0}, float tiny = {0.00001}, float[4] gamma = {1.5, -2.0, 0.5, 1.0},
  float[4] beta = {0.25, 0.5, -1.0, 2.0}, float[4] gain = {0.5, 1.5, 2.0, -1.0},
  float[4] bias = {1.0, -0.5, 0.75, 0.25}> {
-    stream = Add (x, branch)
-    mean = ReduceMean <axes = [-1]> (stream)
-    centred = Sub (stream, mean)
-    square = Pow (centred, two)
-    variance = ReduceMean <axes = [-1]> (square)
-    shifted = Add (variance, tiny)
-    deviation = Sqrt (shifted)
-    normal = Div (centred, deviation)
-    scaled = Mul (normal, gamma)
-    norm = Add (scaled, beta)
-    mean2 = ReduceMean <axes = [-1]> (norm)
-    centred2 = Sub (norm, mean2)
-    square2 = Pow (centred2, two)
-    variance2 = ReduceMean <axes = [-1]> (square2)
-    shifted2 = Add (variance2, tiny)
-    deviation2 = Sqrt (shifted2)
-    normal2 = Div (centred2, deviation2)
-    scaled2 = Mul (normal2, gain)
-    y = Add (scaled2, bias)
+    stream = Add (x, branch)  mean = ReduceMean <axes = [-1]> (stream)
+    centred = Sub (stream, mean)  square = Pow (centred, two)
+    variance = ReduceMean <axes = [-1]> (square)  shifted = Add (variance, tiny)
+    deviation = Sqrt (shifted)  normal = Div (centred, deviation)  scaled = Mul (normal, gamma)
+    norm = Add (scaled, beta)  mean2 = ReduceMean <axes = [-1]> (norm)
+    centred2 = Sub (norm, mean2)  square2 = Pow (centred2, two)
+    variance2 = ReduceMean <axes = [-1]> (square2)  shifted2 = Add (variance2, tiny)
+    deviation2 = Sqrt (shifted2)  normal2 = Div (centred2, deviation2)
+    scaled2 = Mul (normal2, gain)  y = Add (scaled2, bias)
 }
 """
 
@@ -66,8 +56,7 @@ NORM_OF_A_SUM = """
 <ir_version: 8, opset_import: ["" : 17]>
 g ({kind}[2, 3, 4] x, {kind}[2, 3, 4] branch, {kind}[4] gamma, {kind}[4] beta)
 => ({kind}[2, 3, 4] y) {{
-    stream = Add (x, branch)
-    y = LayerNormalization <axis = -1> (stream, gamma, beta)
+    stream = Add (x, branch)  y = LayerNormalization <axis = -1> (stream, gamma, beta)
 }}
 """
 

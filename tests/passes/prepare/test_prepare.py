@@ -155,8 +155,7 @@ agraph (float[B,3,8] x, float[B,3,8] r, float[8] c, float[8] g, float[8] b)
 AddBiasLayerNormAffineWithSum<axis, epsilon>
     (X, residual, linear_bias, scale, bias) => (Y, Sum)
 {
-    biased = Add(X, linear_bias)
-    Sum = Add(biased, residual)
+    biased = Add(X, linear_bias)  Sum = Add(biased, residual)
     Y = LayerNormalization<axis=-1, epsilon=1e-5>(Sum, scale, bias)
 }
 """
@@ -191,27 +190,19 @@ def test_own_skip_forms_are_split_into_own_plain_forms():
 FUNCTIONS = """<ir_version: 8, opset_import: ["" : 17, "pkg" : 1]>
 agraph (float[B,8] x, float[8] g) => (float[B,8] y)
 {
-    h = pkg.Block<epsilon=1e-4>(x, g)
-    y = pkg.Norm<epsilon=1e-3>(h, g)
+    h = pkg.Block<epsilon=1e-4>(x, g)  y = pkg.Norm<epsilon=1e-3>(h, g)
 }
 <domain: "pkg", opset_import: ["" : 17]>
 Norm<epsilon>(X, scale) => (Y)
 {
-    e = Constant<value_float: float = @epsilon>()
-    u = ReduceMean<axes=[-1]>(X)
-    d = Sub(X, u)
-    q = Mul(d, d)
-    v = ReduceMean<axes=[-1]>(q)
-    ve = Add(v, e)
-    s = Sqrt(ve)
-    n = Div(d, s)
+    e = Constant<value_float: float = @epsilon>()  u = ReduceMean<axes=[-1]>(X)  d = Sub(X, u)
+    q = Mul(d, d)  v = ReduceMean<axes=[-1]>(q)  ve = Add(v, e)  s = Sqrt(ve)  n = Div(d, s)
     Y = Mul(n, scale)
 }
 <domain: "pkg", opset_import: ["" : 17, "pkg" : 1]>
 Block<epsilon>(X, scale) => (Y)
 {
-    n = pkg.Norm<epsilon: float = @epsilon>(X, scale)
-    Y = Relu(n)
+    n = pkg.Norm<epsilon: float = @epsilon>(X, scale)  Y = Relu(n)
 }
 <domain: "pkg", opset_import: ["" : 17]>
 Unused(X) => (Y) { Y = Neg(X) }

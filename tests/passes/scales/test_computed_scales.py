@@ -12,13 +12,8 @@ ROOT_OF_SCALE = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[2, 3] x) => (float[2, 3] y)
 <float[3, 3] W = {1, 2, 0.3, 4, 5, 6, 7, 8, 9}, float[3] b = {0.3, 2, 3}, float one = {1}> {
-    size = Constant <value = int64 {8}> ()
-    wide = Cast <to = 1> (size)
-    root = Sqrt (wide)
-    scale = Div (one, root)
-    number = Sqrt (scale)
-    m = MatMul (x, W)
-    a = Add (m, b)
+    size = Constant <value = int64 {8}> ()  wide = Cast <to = 1> (size)  root = Sqrt (wide)
+    scale = Div (one, root)  number = Sqrt (scale)  m = MatMul (x, W)  a = Add (m, b)
     y = Mul (a, number)
 }
 """

@@ -207,11 +207,8 @@ def test_other_streams_of_the_model_are_compressed_all_the_same() -> None:
 
 _OPEN = """<ir_version: 10, opset_import: ["" : 23]>
 g (double[batch,3,5] x, int64[1] d) => (double[batch,3,c] y) {
-  rest = Constant<value = int64[2] {-1, 3}>()
-  shape = Concat<axis = 0>(rest, d)
-  h = MatMul(x, W)
-  told = Reshape(h, shape)
-  one = Constant<value = double[1] {1.0}>()
+  rest = Constant<value = int64[2] {-1, 3}>()  shape = Concat<axis = 0>(rest, d)
+  h = MatMul(x, W)  told = Reshape(h, shape)  one = Constant<value = double[1] {1.0}>()
   gamma = Expand(one, d)
   [n] n = RMSNormalization<axis = -1>(told, gamma)
   y = Identity(n)
