@@ -161,7 +161,8 @@ class OnnxRuntime:
             names = [output.name for output in session.get_outputs()]
             wanted = {i.name for i in session.get_inputs()}
             wanted |= {i.name for i in session.get_overridable_initializers()}
-            outputs, feeds = [], samples[0]
+            outputs: list[dict[str, Array]] = []
+            feeds: Feeds = {}
             for sample in samples:
                 feeds = {name: x for name, x in sample.items() if name in wanted}
                 with _bounded(source) as options:

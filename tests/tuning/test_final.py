@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxfold.tuning.processes import JobFailed
-from onnxfold.tuning.search import Search
+from onnxfold.tuning.search import Search, winner
 from onnxfold.tuning.tune_result import Candidate, Status
 
 _SPEEDS = {(): 1.0, ("slim",): 1.1, ("script",): 1.2, ("optimizer",): 2.0, ("fusions",): 3.0}
@@ -40,7 +40,7 @@ def _search(races: _Races, **ratios: float) -> Search:
 
 def _won(search: Search) -> tuple[str, ...]:
     assert search.final is not None
-    return search.winner(*search.final).chain
+    return winner(*search.final).chain
 
 
 def test_the_final_ends_with_its_first_race_where_nobody_seemed_faster() -> None:
