@@ -64,8 +64,11 @@ def saved_apart(view: ModelInfo, additions: Iterable[ir.Node]) -> int:
 
 
 def _is_faster_apart(view: ModelInfo, addition: ir.Node) -> bool:
-    """Whether an addition is so large that a separate operator costs less than the fused one."""
-    return saved_apart(view, [addition]) > 0
+    """Whether an addition is so large that a separate operator costs less than the fused one.
+
+    A session fuses none of an unknown rank, since the fusion requires three axes.
+    """
+    return view.rank(addition.outputs[0]) is not None and saved_apart(view, [addition]) > 0
 
 
 def joined_additions(view: ModelInfo, site: NormSite) -> int:
