@@ -73,7 +73,6 @@ from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
-from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
@@ -195,26 +194,14 @@ def fold(
     *,
     without: Collection[str] = (),
     prove: bool = True,
-    whole: ModelInfo | None = None,
 ) -> Folded:
-    """Apply every pass except those ``without``; consumes the working copy of the original.
-
-    ``whole``: the original with its types (``as_given``), for a proof of all that the check of the
-    files would otherwise find: that begins at it, not at its working copy, and ends at what is
-    written, as it is written.
-    """
+    """Apply every pass except those ``without``; consumes the working copy of the original."""
     state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(state, settings, without):
         _count_by_paper(state, each, settings)
         _step(state, each, settings, timer, prove=prove)
     findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
-    if whole is not None and result is not original:
-        with timer.stage("prove"):
-            left = _unproved(whole, prepared.info, state, result, settings)
-        if left is not None:
-            state.leave_all(left)
-            findings, result = state.findings, original
     if state.final is not None:
         name_sizes(state.final, names)
     findings = replace(findings, sums=state.sums)
@@ -370,18 +357,6 @@ def _spelled(
         replace_by_sums(slow)  # Add and Sum compute the same, so a proof is not needed
         name_sources(result, original)
     return result
-
-
-def _unproved(
-    whole: ModelInfo, copy: ModelInfo, state: Decided, written: ir.Model, settings: Settings
-) -> LeftOut | None:
-    """Return what was not proved before the first pass or after the last, and why, or None."""
-    copied = proofs.of_copy(whole, copy)
-    if copied.failures:
-        return LeftOut("prepare", failure_of(copied))
-    finalize.define_functions(state.info, settings.target, settings.norm_form)
-    shown = proofs.of_copy(state.info, as_given(written))
-    return LeftOut(LOWER.name, failure_of(shown)) if shown.failures else None
 
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:

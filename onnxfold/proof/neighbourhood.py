@@ -6,10 +6,7 @@ from enum import IntEnum, auto
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference import run_nodes
-from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import ModelInfo, Shape, constant_tensor
-from onnxfold.graph.equality import same_numbers
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.candidates import Correspondence
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
@@ -27,23 +24,17 @@ class Numbers(IntEnum):
     """Which constants a test uses with their numbers (later kinds include earlier).
 
     Others are drawn. Next to huge numbers, such as a mask's, others vanish; a LARGE one may be a
-    variance. Where only SCALARS have theirs, equal layers with other weights cost one test. ALL
-    include large weights, which may have been joined.
+    variance.
     """
 
-    SCALARS = auto()
     VECTORS = auto()
     MATRICES = auto()
     LARGE = auto()
-    ALL = auto()
 
     @property
     def largest(self) -> float:
         """The largest number: 2^-30 of the tested value is 256 times the tolerance of a test."""
-        return 2.0**30 if self >= Numbers.LARGE else 2.0**20
-
-
-_MOST_AXES = {Numbers.SCALARS: 0, Numbers.VECTORS: 1}
+        return 2.0**30 if self is Numbers.LARGE else 2.0**20
 
 
 class Neighbourhood:
@@ -65,20 +56,6 @@ class Neighbourhood:
     def stand(self, u: ir.Value) -> None:
         """Record that a value corresponds to an original."""
         self._standing.add(u)
-
-    def computes(self, u: ir.Value, stored: ir.TensorProtocol) -> bool:
-        """Whether the constants of the original yield the numbers of a tensor, in its type."""
-        cone = cone_of(self._before, self._order[0], u, lambda *_: False)
-        given = {
-            leaf: tensor.numpy()
-            for leaf in cone.leaves
-            if (tensor := self._before.tensor(leaf)) is not None
-        }
-        try:
-            found = run_nodes(self._before.model, list(cone.nodes), given)[u]
-        except OnnxfoldError:
-            return False
-        return same_numbers(found.astype(stored.numpy().dtype), stored.numpy())
 
     def alone(self, value: ir.Value, depth: int, *, actual: Numbers = Numbers.VECTORS) -> Region:
         """Return the nodes of the rewritten model upstream of a value; ``actual``: see region.
@@ -269,8 +246,7 @@ class Neighbourhood:
         if not tensor.dtype.is_floating_point():
             return tensor.numpy(), 0.0
         axes = sum(dim > 1 for dim in tensor.shape.numpy())
-        too_many = tensor.size > _FEW and actual is not Numbers.ALL
-        if too_many or axes > _MOST_AXES.get(actual, axes):
+        if tensor.size > _FEW or (axes > 1 and actual is Numbers.VECTORS):
             return None, 0.0
         numbers, slack = exact_numbers(tensor)
         wide = np.abs(numbers.astype(np.float64))

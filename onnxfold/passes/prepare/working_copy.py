@@ -41,8 +41,8 @@ from onnxfold.passes.prepare.stored_constants import (
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
-from onnxfold.shapes.inference import list_less
 
+_OVERRIDABLE_SINCE_IR = 4
 # The edits of constants after the parts, in order: later ones see what earlier ones created.
 _GIVEN = (
     fold_constants,
@@ -96,7 +96,12 @@ def prepare(
     ModelError for recursive functions.
     """
     clone = model.clone() if copy else model
-    inferred &= not list_less(clone)
+    if clone.ir_version < _OVERRIDABLE_SINCE_IR:
+        from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+        # Every initializer had to be listed as an input, and could not be overridden.
+        RemoveInitializersFromInputsPass()(clone)
+        inferred = False
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
