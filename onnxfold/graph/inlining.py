@@ -4,18 +4,20 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxfold.graph.traversal import all_graphs, graph_values
+from onnxfold.graph.edit import sweep
+from onnxfold.graph.traversal import all_graphs, all_nodes, graph_values
 
 
 def inline(model: ir.Model, wanted: Callable[[ir.Function], bool]) -> None:
-    """Inline the calls of ``wanted`` functions.
+    """Inline the calls of ``wanted`` functions, without what computes results that nobody reads.
 
     Raises ir.passes.PreconditionError if functions are recursive.
     """
     from onnx_ir.passes.common import InlinePass  # it imports all passes, and most models need none
 
-    names = _NewNames(model)
+    names, before = _NewNames(model), set(all_nodes(model))
     InlinePass(criteria=lambda function: wanted(function) and names.give(function))(model)
+    sweep([node for node in all_nodes(model) if node not in before])
 
 
 class _NewNames:

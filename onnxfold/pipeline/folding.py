@@ -109,6 +109,13 @@ _BATCH_NORMS: Pass[AffinePlan] = Pass(
     proofs.of_affine,
     lambda plan: outputs(plan.fusions),
 )
+_DEFERRAL: Pass[DeferralPlan] = Pass(
+    "deferral",
+    decide_deferral,
+    apply_deferral,
+    proofs.of_deferral,
+    lambda plan: outputs(plan.norms),
+)
 PASSES: tuple[Pass[Any], ...] = (
     Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
     _SCALES,
@@ -119,13 +126,7 @@ PASSES: tuple[Pass[Any], ...] = (
     ),
     _CENTRING,
     *BASIS_PASSES,
-    Pass(
-        "deferral",
-        decide_deferral,
-        apply_deferral,
-        proofs.of_deferral,
-        lambda plan: outputs(plan.norms),
-    ),
+    _DEFERRAL,
 )
 # After all exact passes; never with a proof.
 _DROPPING = Pass("dropping", decide_dropping, apply_dropping, prove_dropping)
@@ -214,7 +215,7 @@ def unwanted(chosen: Options) -> frozenset[str]:
     names = AFFINE_PASSES if chosen.fuse_affine is FuseAffine.NEVER else frozenset[str]()
     names |= frozenset[str]() if chosen.fuse_affine is FuseAffine.ALWAYS else {"tables"}
     names |= unasked(chosen)
-    return names | {"deferral"} if chosen.defer is Defer.OFF else names
+    return names | {_DEFERRAL.name} if chosen.defer is Defer.OFF else names
 
 
 def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Iterator[Pass[Any]]:
@@ -242,19 +243,17 @@ def _again(state: Decided) -> Iterator[str]:
 
     A BatchNormalization before one that has moved is then before its layer. New biases take
     constants that are added to parts of a layer. Deferred norms leave gammas and scales where
-    layers reach them. What needed a value as it was may be gone, such as the two means of a norm
+    layers reach them, and leave a norm before them that had to wait, as a value is computed without
+    one scale at a time. What needed a value as it was may be gone, such as the two means of a norm
     that has folded. Moves that were not proved together may be one by one.
     """
-    moved, known = _batch_norms(state), 0
-    while moved != known:
-        yield _BATCH_NORMS.name
-        moved, known = _batch_norms(state), moved
+    yield from _while_it_finds(state, _BATCH_NORMS)
     affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
-    deferral: DeferralPlan = state.decisions.get("deferral", DeferralPlan())
+    deferred = _moved(state, _DEFERRAL) > 0
     biased = any(place.behind for fusion in affine.fusions for place in fusion.places)
     given = {
-        _SCALES.name: biased or not deferral.empty,
-        _AFFINE.name: not deferral.empty,
+        _SCALES.name: biased or deferred,
+        _AFFINE.name: deferred,
         _CENTRING.name: _obstacle_went(state),
     }
     unproved = {left.name for left in state.left_out if left.moves}
@@ -262,6 +261,21 @@ def _again(state: Decided) -> Iterator[str]:
     if names:
         state.info = infer(state.info.model)  # what passes have inserted has no shapes
     yield from names
+    yield from _while_it_finds(state, _DEFERRAL)
+
+
+def _while_it_finds(state: Decided, chosen: Pass[Any]) -> Iterator[str]:
+    """Yield the name of a pass that has found something, until it finds no more."""
+    known = 0
+    while (moved := _moved(state, chosen)) != known:
+        known = moved
+        state.info = infer(state.info.model)  # what passes have inserted has no shapes
+        yield chosen.name
+
+
+def _moved(state: Decided, chosen: Pass[Any]) -> int:
+    decision = state.decisions.get(chosen.name)
+    return 0 if decision is None else len(chosen.moves(decision))
 
 
 def _keeps_in_vain(state: Decided) -> bool:
@@ -280,11 +294,6 @@ def _obstacle_went(state: Decided) -> bool:
     blamed = [set(why.nodes) for _, why in decision.refusals if why.nodes]
     labels = {node_label(node) for node in state.info.nodes()} if blamed else set[str]()
     return any(nodes.isdisjoint(labels) for nodes in blamed)
-
-
-def _batch_norms(state: Decided) -> int:
-    plan: AffinePlan = state.decisions.get(_BATCH_NORMS.name, AffinePlan())
-    return len(plan.fusions)
 
 
 def _start(prepared: Prepared) -> Decided:

@@ -73,3 +73,15 @@ def test_nodes_and_values_have_their_names_and_a_number_where_those_are_taken() 
     # The branches after the calls contain v4.
     sums = [node.outputs[0].name for node in inlined if node.op_type == "Add"]
     assert sums == ["v4_2", "v4_3", "v4_4"]
+
+
+def test_what_computes_an_unread_result_of_a_call_does_not_stay() -> None:
+    """What nobody reads outside of calls does."""
+    function = FUNCTION.replace("=> (b) {", "=> (b, v, w) { v = Exp(a) w = Abs(v)")
+    model = ir.from_proto(_model("n, unread, u = own.Twice(h)  dead = Abs(u)", function))
+    inline(model, lambda _: True)
+    kinds = [node.op_type for node in model.graph]
+    assert kinds == ["MatMul", "Exp", "Abs", "Add", "Neg", "Abs", "If"]
+    model = ir.from_proto(_model("n, unread, u = own.Twice(h)  dead = Abs(h)", function))
+    inline(model, lambda _: True)
+    assert [node.op_type for node in model.graph] == ["MatMul", "Add", "Neg", "Abs", "If"]

@@ -18,14 +18,16 @@ _GRAPHS, _GROUPS = 32, 4
 # embeddings of a fixed length, of a scale for a fold that did not come as a beta stayed, of
 # products in norms that stay in several operators, of norms between Reshapes, of norms in half, of
 # gammas of norms whose x - mean(x) is read by others, of values without shapes that deferral made,
-# of sizes with names of their own, and of gammas of spelled-out norms that fold all the same.
-_FOUND = (17, 18, 21, 23, 41, 72, 84, 109, 153, 173, 182, 1349, 2730, 2829)
+# of sizes with names of their own, of gammas of spelled-out norms that fold all the same, and of a
+# scale before a norm of what enters attention scores.
+_FOUND = (17, 18, 21, 23, 41, 72, 84, 109, 153, 173, 182, 1349, 2730, 2829, 3709)
 # Of gammas within deferred norms, of constants added to parts of what got its first bias from a
 # beta, of folds that are proved one after the other, of parts of a weight whose other readers got
 # one of their own, of readers of a mean that are gone once their norm has folded, of norms that no
 # output needs, of norms of constants beside constants, of betas of zeros with gammas that tables
-# take, and of a centering in half that is spelled out.
-_FOUND_WHERE_ALL_MOVES = (289, 605, 717, 2032, 1916, 1439, 2265, 2389, 2471)
+# take, of a centering in half that is spelled out, of norms of deferred norms, and of a norm that
+# computes an unread result of a function.
+_FOUND_WHERE_ALL_MOVES = (289, 605, 717, 2032, 1916, 1439, 2265, 2389, 2471, 3585, 3617, 3742, 3771)
 # 86 and 191 have signs behind norms that are spelled out.
 _FOUND_AMONG_FACTORS = (86, 167, 191, 236, 249)
 _FOUND_GATED = (13, 49)

@@ -159,3 +159,7 @@ class DeferralPlan:
             for norm in self.norms
         ]
         return replace(self, norms=(), refusals=(*self.refusals, *refusals))
+
+    def then(self, later: "DeferralPlan") -> "DeferralPlan":
+        """Return both plans as one, with the later refusals."""
+        return DeferralPlan(self.norms + later.norms, later.refusals)

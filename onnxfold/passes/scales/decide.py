@@ -61,10 +61,11 @@ def scales_scores(view: ModelInfo, node: ir.Node) -> bool:
 
 @_BEFORE_SOFTMAX.found_by
 def _before_softmax(view: ModelInfo) -> frozenset[ir.Node]:
-    """Return every node with a path to a Softmax through the allowed operators."""
+    """Return every node with a path to a Softmax through the allowed operators, and no norm."""
+    within = {node for site in NORMS.of(view) for node in site.nodes}
 
     def back(each: ir.Node) -> list[ir.Node]:
-        if each.op_type != "Softmax" and not _passes(view, each):
+        if each in within or (each.op_type != "Softmax" and not _passes(view, each)):
             return []
         return [node for value in operands(each) if (node := value.producer()) is not None]
 

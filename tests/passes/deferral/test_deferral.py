@@ -109,6 +109,15 @@ def test_a_norm_of_the_norm_itself_cancels_its_scale() -> None:
     assert error(found.before, found.after) < BOUND
 
 
+def test_a_norm_whose_reader_was_deferred_is_deferred_in_the_same_run() -> None:
+    body = "r = RMSNormalization<axis=-1, epsilon=0.1>(n, ones) y = MatMul(r, V)"
+    model = rms_graph(body, opset=23, V=(6, 3), ones=np.ones(6))
+    once = onnxfold.optimize(model, defer="all")
+    assert {norm.output for norm in once.plan.deferred} == {"n", "r"}
+    assert error(model, once.model) < BOUND
+    assert not onnxfold.optimize(once.model, defer="all").changed
+
+
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-2])
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1.0, 1e4])
 def test_every_epsilon_and_size_of_rows_is_exact(epsilon: float, size: float) -> None:

@@ -70,6 +70,16 @@ def test_a_scale_before_a_layer_with_a_transposed_weight_scales_no_scores() -> N
     assert len(decide(infer(scale_model(body)), Settings(target=Target.ORT)).fusions) == 1
 
 
+def test_a_scale_before_a_norm_of_queries_scales_no_scores() -> None:
+    """However the norm is spelled: another run sees one operator there."""
+    body = (
+        "m = MatMul(x, V) q = Div(m, eight) a = ReduceMean<axes=[-1]>(q) c = Sub(q, a) "
+        "p = Mul(c, c) e = ReduceMean<axes=[-1]>(p) f = Add(e, eight) g = Sqrt(f) n = Div(c, g) "
+        "r = MatMul(x, V2) t = Transpose<perm=[0,2,1]>(r) s = MatMul(n, t) y = Softmax(s)"
+    )
+    assert len(decide(infer(scale_model(body)), Settings(target=Target.ORT)).fusions) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "count"),
     [
