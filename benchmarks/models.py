@@ -55,6 +55,7 @@ _FORMS: Final[Mapping[str, Mapping[str, Any] | None]] = {
     "affine-kept": {"fuse_affine": False},
     "target-onnx": {"target": "onnx"},
     "target-ort": {"target": "ort"},
+    "rest": {"target": "ort", "exclude": "."},
 }
 # The results of ONNX Runtime's transformers optimizer, and onnxfold's results for them.
 _OPTIMIZED: Final[Mapping[str, Mapping[str, Any] | None]] = {
@@ -84,6 +85,7 @@ _METHODS: Final = (
     _Method("affine kept", "affine-kept", kernels=True),
     _Method("target onnx", "target-onnx"),
     _Method("target ort", "target-ort"),
+    _Method("target ort, nothing folded", "rest"),
     _Method("optimizer", "optimizer"),
     _Method("optimizer, target ort", "optimizer-ort"),
 )
