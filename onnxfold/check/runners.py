@@ -30,7 +30,8 @@ from onnxfold.errors import ModelError, one_line
 from onnxfold.graph.traversal import all_nodes
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
-from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors, takes_name
+from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors
+from onnxfold.runtime.openable import fatal_node, takes_name
 from onnxfold.targets.installed import MOST_NODES
 
 Feeds = Mapping[str, Array]
@@ -77,18 +78,8 @@ def _unknown_in_function(model: ir.Model) -> str | None:
 
 
 def _is_optimizable(model: ir.Model) -> bool:
-    """Return False for a LayerNormalization with an empty bias name, which ends the process (1.31).
-
-    Without graph optimizations ONNX Runtime accepts it, as it should. A long graph, whose
-    optimizations would take minutes, runs without them too.
-    """
-    if sum(1 for _ in all_nodes(model)) > MOST_NODES:
-        return False
-    functions = (node for function in model.functions.values() for node in function.all_nodes())
-    return not any(
-        (node.domain, node.op_type) == ("", "LayerNormalization") and None in node.inputs[2:]
-        for node in (*all_nodes(model), *functions)
-    )
+    """Return False where optimizations end the process, or would take minutes: a long graph."""
+    return sum(1 for _ in all_nodes(model)) <= MOST_NODES and fatal_node(model) is None
 
 
 @dataclass(frozen=True, slots=True)

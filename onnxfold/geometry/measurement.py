@@ -26,6 +26,7 @@ from onnxfold.model_io.load import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.option_checks import check_count
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.pipeline.finalize import drop_empty_biases
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.report.document import digest
 
@@ -114,6 +115,7 @@ def _instrumented(source: Source, seed: int) -> Instrumented:
     if not instrumented.norms:
         told = "; ".join(f"'{name}': {reason}" for name, reason in instrumented.refused)
         raise ModelError(f"{label}: there is no norm to measure{': ' + told if told else ''}")
+    drop_empty_biases(instrumented.model)
     return instrumented
 
 

@@ -119,7 +119,8 @@ def check_replaceable(
 ) -> None:
     """Raise UsageError for an existing file that this program did not write, without `force`.
 
-    A copy of the input may be replaced too, because that is written when nothing changes.
+    A copy of the input passes, because that is written when nothing changes; `stage` calls this
+    without `source`, so that no other model replaces the copy.
     """
     path = Path(destination)
     if force or not os.path.isfile(path) or not os.stat(path).st_size or is_ours(path):

@@ -23,7 +23,7 @@ from onnxfold.model_io.data_homes import (
 )
 from onnxfold.model_io.destination import check_destination, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
-from onnxfold.model_io.report_files import mark_copy
+from onnxfold.model_io.report_files import check_replaceable, mark_copy
 from onnxfold.model_io.staging import DataFiles, StagedModel, StagingFolder, why_not_written
 from onnxfold.model_io.tensor_places import Slot, detach, payload, slots, take_number, tensor_protos
 from onnxfold.options import METADATA_KEY
@@ -53,10 +53,13 @@ def stage(  # noqa: PLR0913  # each is a choice of the caller
     model already has one. `progress` is called with the bytes written and the total, from the
     thread that writes. The model itself is not changed.
 
-    Raises UsageError if the destination is the input (`source`) without `force`, or the model
-    cannot share weights from there, and ModelError if it cannot be written; no files remain then.
+    Raises UsageError if the destination is the input (`source`), or a copy of it that this program
+    did not write, without `force`, or the model cannot share weights from there, and ModelError if
+    it cannot be written; no files remain then.
     """
     check_destination(destination, source=source, force=force)
+    if source is not None:  # a copy of it is replaceable only by another copy
+        check_replaceable(destination, source=None, force=force)
     if share:
         check_sharing(model, source, destination)
     final = resolved(destination)

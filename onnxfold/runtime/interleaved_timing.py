@@ -21,6 +21,7 @@ import numpy.typing as npt
 from onnxfold.errors import DependencyError, ModelError, one_line
 from onnxfold.graph.constants import Float64
 from onnxfold.runtime import library as runtime
+from onnxfold.runtime.openable import demand_name, demand_optimizable
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -77,7 +78,7 @@ class Variant:
             options.profile_file_prefix = str(profile)
         if self.kernels:
             runtime.register(options, runtime.device_of(providers))
-        runtime.demand_name(self.path)
+        (demand_optimizable if self.optimize else demand_name)(self.path)
         refusals = (state.Fail, state.InvalidArgument, state.InvalidGraph, state.NotImplemented)
         try:
             return ort.InferenceSession(

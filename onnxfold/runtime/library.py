@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.errors import DependencyError, ModelError, OnnxfoldError, UsageError
+from onnxfold.errors import DependencyError, OnnxfoldError, UsageError
 from onnxfold.graph.constants import Array
 from onnxfold.native import built
 from onnxfold.operators.bodies import function, setting_of
@@ -167,21 +167,6 @@ def self_test(provider: str = _CPU_PROVIDER) -> SelfTest:
             if not ratio <= 1:
                 failures.append(f"{signature.name} {dtype.name}: {ratio:.3g} times its bound")
     return SelfTest(not failures, cases, worst, tuple(failures))
-
-
-def takes_name(path: Path) -> bool:
-    """Whether ONNX Runtime accepts the name of a file: it requires UTF-8, file systems do not."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def demand_name(path: Path) -> None:
-    """Raise ModelError if ONNX Runtime cannot open a file because of its name."""
-    if not takes_name(path):
-        raise ModelError(f"'{path}': ONNX Runtime cannot open a file of this name; rename it")
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:

@@ -8,13 +8,9 @@ from pathlib import Path
 import onnx
 
 from onnxfold.errors import ModelError, one_line
-from onnxfold.runtime.library import (
-    ONLY_FATAL,
-    demand_name,
-    device_of,
-    register,
-    runtime_errors,
-)
+from onnxfold.model_io.messages import show
+from onnxfold.runtime.library import ONLY_FATAL, device_of, register, runtime_errors
+from onnxfold.runtime.openable import demand_optimizable
 
 _PROVIDERS = ("CPUExecutionProvider",)
 
@@ -27,13 +23,14 @@ def session_operators(
     The session has all of ONNX Runtime's optimizations. Without ``kernels`` a function of
     onnxfold's counts as the operators of its body.
 
-    Raises ModelError if ONNX Runtime refuses the model, or its optimized form cannot be saved.
+    Raises ModelError if ONNX Runtime refuses the model or would end the process, or its optimized
+    form cannot be saved.
     """
     try:
         import onnxruntime as ort
     except ImportError:
         return None
-    demand_name(path)
+    demand_optimizable(path)
     with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
         kept = Path(folder, "optimized.onnx")
         options = ort.SessionOptions()
@@ -48,7 +45,7 @@ def session_operators(
         try:
             ort.InferenceSession(str(path), options, providers=list(providers))
         except runtime_errors() as error:
-            message = f"ONNX Runtime cannot load it: {one_line(error)}"
+            message = f"{show(path.name)}: ONNX Runtime cannot load it: {one_line(error)}"
             raise ModelError(message) from error
         optimized = onnx.load(kept, load_external_data=False)
     counts = Counter(_name(node) for node in _nodes(optimized.graph))

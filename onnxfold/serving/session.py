@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from onnxfold.errors import ModelError, OnnxfoldError
 from onnxfold.model_io.messages import first_cause
-from onnxfold.runtime.library import check_providers, demand_name, register, runtime_errors
+from onnxfold.runtime.library import check_providers, register, runtime_errors
+from onnxfold.runtime.openable import demand_optimizable
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -20,14 +21,14 @@ def open_session(
     """Open a session on the file of the model `name`, by default on the CPU.
 
     ``library`` is the device whose kernels are registered, or None. Raises ModelError for a model
-    that ONNX Runtime does not load, OnnxfoldError without ONNX Runtime, UsageError for missing
-    providers, for which it would use the CPU.
+    that ONNX Runtime does not load, or on which its process would end, OnnxfoldError without ONNX
+    Runtime, UsageError for missing providers, for which it would use the CPU.
     """
     try:
         import onnxruntime as ort
     except ImportError as error:
         raise OnnxfoldError("serving needs ONNX Runtime: pip install 'onnxfold[ort]'") from error
-    demand_name(path)
+    demand_optimizable(path)
     check_providers(providers)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads

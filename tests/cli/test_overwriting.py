@@ -80,13 +80,22 @@ def test_a_file_that_is_no_model_is_replaced_only_by_force(two: Path, content: b
     assert is_ours(two / "notes")
 
 
-def test_an_empty_file_and_a_copy_of_the_input_are_replaced(two: Path) -> None:
+def test_an_empty_file_is_replaced(two: Path) -> None:
     (two / "empty.onnx").touch()
     onnxfold.optimize("a.onnx", "empty.onnx", check=None)
-    (two / "copy.onnx").write_bytes((two / "a.onnx").read_bytes())
-    onnxfold.optimize("a.onnx", "copy.onnx", check=None)
     assert is_ours(two / "empty.onnx")
-    assert is_ours(two / "copy.onnx")
+
+
+def test_a_copy_of_the_input_is_replaced_by_another_copy_alone(two: Path, cli: Cli) -> None:
+    """Somebody keeps the copy, but what is written when nothing changes has the same bytes."""
+    for name in ("a", "b"):
+        (two / f"{name}.copy").write_bytes((two / f"{name}.onnx").read_bytes())
+    assert cli("optimize", "a.onnx", "a.copy", "--no-check") == 2
+    assert "a.copy: it exists, and onnxfold did not write it" in cli.readouterr().err
+    assert (two / "a.copy").read_bytes() == (two / "a.onnx").read_bytes()
+    assert cli("optimize", "b.onnx", "b.copy") == 0
+    assert cli("optimize", "a.onnx", "a.copy", "--no-check", "--force") == 0
+    assert is_ours(two / "a.copy")
 
 
 @pytest.mark.parametrize("external", [None, True])

@@ -251,7 +251,7 @@ def test_the_form_of_the_input_is_remembered_through_edits_and_clones(tmp_path: 
         model = model_io.load(source).clone() if clone else model_io.load(source)
         model.graph.initializers["W"].const_value = ir.tensor(np.ones(400, np.float32))
         origin = source if clone else None
-        with model_io.stage(model, tmp_path / "out.onnx", source=origin) as staged:
+        with model_io.stage(model, tmp_path / f"{clone}.onnx", source=origin) as staged:
             assert staged.commit().data is not None
     embedded = save(rich_model(200), tmp_path / "one.onnx")
     assert written(model_io.load(embedded).clone(), tmp_path / "o.onnx").data is None

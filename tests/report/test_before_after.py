@@ -134,7 +134,7 @@ def test_a_session_that_cannot_be_is_said_and_the_rest_is_counted(tmp_path: Path
     document = onnxfold.diff(tmp_path / "m.onnx", tmp_path / "m.onnx")
     assert document["before"]["session_operators"] is None
     (reason,) = (note for note in figure_notes(document) if "ONNX Runtime cannot load" in note)
-    assert reason.startswith("ONNX Runtime cannot load it: ")
+    assert reason.startswith("m.onnx: ONNX Runtime cannot load it: ")
     document["after"]["session_refusal"] = None
     assert f"before: {reason}" in figure_notes(document)
     assert not any("session" in row.label for row in figure_rows(document, every=True))

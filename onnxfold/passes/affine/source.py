@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, Shape, node_label, operator
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.constants import Array, Float64
-from onnxfold.graph.operands import is_read_once, known_operand, operands
+from onnxfold.graph.operands import is_read_once, known_operand, operands, producer_of
 from onnxfold.graph.operands import operand as operand_of
 from onnxfold.norms.quotients import refuse_constant
 from onnxfold.norms.site import NORM_OPERATORS, WITHOUT_AFFINE, NormForm, NormKind, NormSite
@@ -98,7 +98,7 @@ def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | No
             continue
         array = unrounded_numbers(view, part) if isinstance(part, ir.Value) else part
         if array is None:
-            return _unknown(site, "has a gamma or beta that is not a constant")
+            return _not_constant(site, part)
         parts[index] = array
     shape = view.shape(site.input)
     if shape is None:
@@ -111,6 +111,15 @@ def _of_operands(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | No
         return _unknown(site, "has a gamma or beta whose shape differs from its input's")
     channels, vectors = made
     return AffineSource(site, site.output, channels, vectors.get(_GAMMA), vectors.get(_BETA))
+
+
+def _not_constant(site: NormSite, part: ir.Value | Array) -> Refusal:
+    producer = producer_of(part) if isinstance(part, ir.Value) else None
+    quantised = producer is not None and facets.quantised(row_of(producer))
+    code = RefusalCode.QUANTISED if quantised else RefusalCode.DYNAMIC_WEIGHT
+    what = "quantized" if quantised else "not a constant"
+    sentence = f"norm '{site.name}' has a gamma or beta that is {what}"
+    return Refusal(code, sentence, (node_label(site.nodes[-1]),))
 
 
 def _column(array: Array, axis: int, repeat: int, rank: int) -> Array:

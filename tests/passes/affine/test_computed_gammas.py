@@ -68,3 +68,21 @@ def test_where_it_stays_the_terminal_says_why(
     assert document["summary"]["gamma_fused"] == 0
     print_norms(Console(width=1000), document)
     assert "1 gamma and 1 beta stay (shift_cannot_cross): MatMul" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [
+        ("gamma = DequantizeLinear(codes, one) beta = Identity(w)", "quantised"),
+        ("gamma = Identity(w) beta = DequantizeLinear(codes, one)", "quantised"),
+        ("gamma = Identity(given) beta = Identity(w)", "dynamic_weight"),
+        ("gamma = Identity(w) beta = Relu(given)", "dynamic_weight"),
+    ],
+)
+def test_the_reason_says_whether_a_part_is_quantized_or_computed(part: str, code: str) -> None:
+    body = f"{part} n = LayerNormalization(x, gamma, beta) p = MatMul(n, V) y = Add(p, c)"
+    made = {name: array.astype("f") for name, array in weights(V=(6, 3), w=(6,), c=(3,)).items()}
+    made |= {"codes": np.arange(1, 7).astype(np.int8), "one": np.float32(0.1)}
+    model = graph(body, "float[B,6] x, float[6] given", "float[B,3] y", made, opset=17)
+    (norm,) = onnxfold.inspect(model)["norms"]
+    assert norm["affine_reason"]["code"] == code
