@@ -43,7 +43,7 @@ def print_candidates(console: Console, report: Mapping[str, Any], *, verbose: bo
     candidates: Sequence[Mapping[str, Any]] = report["candidates"]
     rows: list[tuple[str | Text, ...]] = []
     right = [row for row in candidates if row["status"] == "right"]
-    for row in sorted(right, key=lambda row: -(row["ratio"] or 0.0)):
+    for row in sorted(right, key=_ratio, reverse=True):
         style = "bold green" if row["name"] == report["winner"] else ""
         rows.append((
             Text(row["name"] + " *" * row["kernels"], style=style), str(row["session_nodes"]),
@@ -79,12 +79,26 @@ def print_conclusion(
         cut = any(row["status"] == "skipped" for row in report["candidates"])
         console.print(f"wrote {place}: {_CUT_OFF if cut else _AS_IT_IS}")
         return
-    console.print(f"wrote {place}: {report['winner']}")
+    console.print(f"wrote {place}: {report['winner']}{_passed_over(report)}")
     files = f"{shlex.quote(str(source))} {shlex.quote(place)}"
     again = [each.replace("tune IN OUT", f"tune {files}") for each in report["commands"]]
     for label, command in (("next", f"onnxfold bench {files}"), *(("again", one) for one in again)):
         for line in lines_of(_WORD.findall(f"{label}: {command}"), console.width, " \\"):
             console.print(line, soft_wrap=True)
+
+
+def _passed_over(report: Mapping[str, Any]) -> str:
+    """Return why a chain of the final with a higher ratio did not win, if there is one."""
+    right = [row for row in report["candidates"] if row["status"] == "right"]
+    timed = sorted((row for row in right if row["ratio_low"] is not None), key=_ratio)
+    won = [row["ratio"] for row in timed if row["name"] == report["winner"]]
+    if not won or timed[-1]["ratio"] <= won[0]:
+        return ""
+    return f", the simplest of the fastest: {timed[-1]['name']} is not faster beyond the spread"
+
+
+def _ratio(row: Mapping[str, Any]) -> float:
+    return float(row["ratio"] or 0.0)
 
 
 def shown_error(errors: Mapping[str, float]) -> str:

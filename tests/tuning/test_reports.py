@@ -75,6 +75,23 @@ def test_the_conclusion_names_the_file_the_next_command_and_how_to_make_it_again
     ]
 
 
+def test_the_conclusion_says_why_a_chain_with_a_higher_ratio_did_not_win(
+    report: dict[str, Any],
+) -> None:
+    like_it = next(row for row in report["candidates"] if row["name"] == report["winner"])
+    seemed = {**like_it, "name": "seemed > so", "ratio": 3.0, "ratio_low": None}
+    longer = {**like_it, "name": "a > longer > chain", "ratio": like_it["ratio"] + 0.01}
+    said = []
+    for more in ([], [seemed], [longer, seemed]):
+        text = io.StringIO()
+        told = {**report, "candidates": [*report["candidates"], *more]}
+        print_conclusion(Console(file=text, width=200), told, Path("m.onnx"), Path("o.onnx"))
+        said.append(text.getvalue().splitlines()[0])
+    assert said[:2] == ["wrote o.onnx: fusions > optimizer > fold-kernels"] * 2
+    why = "the simplest of the fastest: a > longer > chain is not faster beyond the spread"
+    assert said[2] == f"{said[0]}, {why}"
+
+
 @pytest.mark.parametrize(
     ("cut_off", "why"), [(True, "before the budget ended"), (False, "beyond the spread")]
 )
