@@ -9,8 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import InvariantError, ModelError, UsageError
+from onnxfold.graph import node_label, operator
 from onnxfold.graph.constants import whole_node
+from onnxfold.graph.operands import operands
 from onnxfold.model_io.load import Source
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.shapes.equivalents import shape_equivalent
@@ -45,7 +47,7 @@ def error_context(source: Source) -> Iterator[None]:
         if str(error).startswith(_PLACES):
             raise type(error)(f"{label}: {error}") from error
         raise
-    except MALFORMED as error:
+    except (*MALFORMED, InvariantError) as error:
         reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
         if reason is None:
             raise
@@ -85,6 +87,7 @@ def complaint(model: ir.Model) -> str | None:
             _check_nodes(function.node, function.opset_import, plain.ir_version)
         onnx.shape_inference.infer_shapes(plain, check_type=True, strict_mode=True, data_prop=True)
         _check_sizes(model)
+        _check_scales(model)
     except MALFORMED as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return lines[0].strip() if lines else type(error).__name__
@@ -97,6 +100,21 @@ def _check_sizes(model: ir.Model) -> None:
         known = [dim for dim in value.shape or () if isinstance(dim, int)]
         if prod(known) > sys.maxsize // 8:
             raise ValueError(f"'{value.name}' has the dimensions {known}, which exceed any memory")
+
+
+def _check_scales(model: ir.Model) -> None:
+    """Check what onnx 1.23 does not: the scale and bias of a norm must fit its axes."""
+    for node in model.graph.all_nodes():
+        x = node.inputs[0] if operator(node) == "LayerNormalization" else None
+        if x is None or x.shape is None:
+            continue
+        sizes = x.shape[node.attributes.get_int("axis", -1) :]
+        for part in operands(node)[1:]:
+            shape = () if part.shape is None else tuple(part.shape)
+            pairs = zip(reversed(shape), reversed(sizes), strict=False)
+            if any(a not in (1, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)):
+                fault = f"has shape {list(shape)} for axes of {list(sizes)}"
+                raise ValueError(f"'{part.name}' of {node_label(node)} {fault}")
 
 
 def _check_nodes(

@@ -15,6 +15,7 @@ from onnxfold.graph import ModelInfo
 from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Pass, ProofOutcome, Settings
 from onnxfold.pipeline import finalize
+from onnxfold.pipeline.error_context import complaint
 from onnxfold.pipeline.stage_timer import StageTimer
 
 # Proofs of parts of one pass: two for each halving of the moves at fault, largest first.
@@ -56,9 +57,12 @@ def step(
     shown = proved(chosen, before, made.after, made.decision, settings, timer)
     if not shown.failures:
         return replace(made, shown=shown)
-    reason, moves = failure_of(shown), chosen.moves(made.decision)
+    fault = complaint(before.model)
+    reason = failure_of(shown) if fault is None else f"the model is not valid ONNX: {fault}"
+    moves = chosen.moves(made.decision)
     search = _Search(chosen, before, settings, timer, dict.fromkeys(moves, reason))
-    search.run(moves)
+    if fault is None:  # otherwise most proofs fail, each as slowly
+        search.run(moves)
     nothing = Step(made.decision.left_out(reason), left_out=LeftOut(chosen.name, reason))
     return search.result() or nothing
 

@@ -274,3 +274,17 @@ def test_without_a_proof_the_report_is_what_it_is_with_one(target: str) -> None:
     )
     assert edited.report["inspect"] == proved.report["inspect"]
     assert edited.model.SerializeToString() == proved.model.SerializeToString()
+
+
+def test_a_weight_with_other_rows_than_its_input_has_channels_is_told_of(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["h"]),
+        helper.make_node("LayerNormalization", ["h", "g", "b"], ["n"]),
+        helper.make_node("MatMul", ["n", "V"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["y"]),
+    ]
+    weights = [_weight("W", WIDTH, WIDTH), _weight("V", WIDTH - 1, WIDTH)]
+    path = tmp_path / "damaged.onnx"
+    onnx.save(_model(nodes, [*weights, _weight("g", WIDTH), _weight("b", WIDTH)]), path)
+    with pytest.raises(ModelError, match=r"damaged.onnx: not valid ONNX: .*MatMul.*ncompatible"):
+        onnxfold.optimize(path, check=None)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -123,6 +124,24 @@ def test_the_search_ends_soon_where_nothing_holds(monkeypatch: pytest.MonkeyPatc
     assert result.report["left_out"] == [{"name": "centring", "reason": _REASON}]
     assert not result.plan.folds
     assert proofs["centring"] == 1 + 4
+
+
+def test_a_model_whose_sizes_do_not_fit_costs_one_proof_for_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No part of a pass could be proved where a node that reads its result does not run."""
+    proofs = _fails_for(monkeypatch, "centring", lambda _: False)
+    model = ir.from_proto(pre_norm_model(5))
+    gamma = model.graph.initializers["norm2.gamma"]
+    gamma.const_value, gamma.shape = ir.tensor(np.ones(5, np.float32)), ir.Shape([5])
+    (left_out,) = (
+        each
+        for each in onnxfold.optimize(model, check=0, fold="always").report["left_out"]
+        if each["name"] == "centring"
+    )
+    assert left_out["reason"].startswith("the model is not valid ONNX: 'norm2.gamma' of ")
+    assert "has shape [5] for axes of [16]" in left_out["reason"]
+    assert proofs["centring"] == 1
 
 
 def test_one_wrong_spelling_costs_its_norm_alone(monkeypatch: pytest.MonkeyPatch) -> None:

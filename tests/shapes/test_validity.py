@@ -11,7 +11,7 @@ from onnxfold.pipeline.error_context import complaint
 
 def _complaint(opset: int, node: str, result: str = "float[n, 4] y") -> str | None:
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1, "own" : 1]>
-    g (float[n, 4] x, float[4] w) => ({result}) {{ y = {node} }}"""
+    g (float[n, 4] x, float[4] w, float[3] three, float[1] one) => ({result}) {{ y = {node} }}"""
     return complaint(ir.from_proto(parser.parse_model(text)))
 
 
@@ -19,6 +19,8 @@ def _complaint(opset: int, node: str, result: str = "float[n, 4] y") -> str | No
     ("opset", "node"),
     [
         (17, "LayerNormalization (x, w)"),
+        (17, "LayerNormalization (x, one, w)"),
+        (17, "LayerNormalization <axis = 0> (x, w)"),
         (11, "Dropout <ratio = 0.5> (x)"),  # whose ratio is an input since opset 12
         (13, "LayerNormalization (x, w)"),  # as ONNX Runtime has it before opset 17
         (17, "com.microsoft.Gelu (x)"),
@@ -36,6 +38,7 @@ def test_a_node_that_keeps_to_the_rules_of_its_opset_is_no_fault(opset: int, nod
         (13, "LayerNormalization (x)", "has input size 1 not in range"),
         (17, "Add (x)", "has input size 1 not in range"),
         (17, "Reshape (x, w)", "tensor(float)"),
+        (17, "LayerNormalization (x, three)", "'three' of LayerNormalization"),
     ],
 )
 def test_a_node_that_breaks_them_is_told_of_in_one_line(opset: int, node: str, told: str) -> None:
