@@ -40,7 +40,9 @@ def main(job_file: Path) -> int:
             result = _JOBS[job["kind"]](job)
         except BaseException as error:  # everything that a library raises is the result of this job
             result = {"error": f"{type(error).__name__}: {one_line(_shown(error))}"}
-    job_file.with_name("result.json").write_text(json.dumps(result), encoding="utf-8")
+    part = job_file.with_name("result.part")  # what a full disk cuts off is no result
+    part.write_text(json.dumps(result), encoding="utf-8")
+    part.rename(job_file.with_name("result.json"))
     return int("error" in result)
 
 

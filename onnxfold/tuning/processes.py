@@ -22,6 +22,7 @@ from onnxfold.graph.constants import Array
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 _TAIL_BYTES = 4096
+_LEAST_FREE_BYTES = 1 << 20  # with fewer, what a job writes may be cut off
 _MARK = "_"  # before names, some of which are keywords of numpy's function
 
 
@@ -92,7 +93,9 @@ def _result(place: Path, code: int) -> dict[str, Any]:
         name = _SIGNALS.get(-code, f"signal {-code}")
         what = "was killed, as where memory runs out" if name == "SIGKILL" else "crashed"
         raise JobFailed(f"{what} ({name})")
-    raise JobFailed(_last_line(place / "stderr") or f"ended with exit code {code}")
+    full = shutil.disk_usage(place).free < _LEAST_FREE_BYTES
+    why = f"the disk of {place.parent} is full" if full else f"ended with exit code {code}"
+    raise JobFailed(_last_line(place / "stderr") or why)
 
 
 def _last_line(path: Path) -> str:

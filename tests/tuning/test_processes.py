@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,20 @@ def test_how_a_job_ends_is_one_line(tmp_path: Path, program: str, sentence: str)
     with pytest.raises(JobFailed, match=sentence.replace("(", r"\(").replace(")", r"\)")) as caught:
         _processes(tmp_path, program).run("any", 30)
     assert "\n" not in str(caught.value)
+
+
+def test_a_result_that_a_full_disk_cuts_off_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job cannot write one byte, nor say so."""
+    child = f'ulimit -f 0; exec {sys.executable} -m onnxfold.tuning.child "$0"'
+    processes = Processes(tmp_path, None, ("sh", "-c", child))
+    with pytest.raises(JobFailed, match="ended with exit code 1"):
+        processes.run("none", 60)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(8, 8, 0))
+    with pytest.raises(JobFailed, match=re.escape(f"the disk of {tmp_path} is full")):
+        processes.run("none", 60)
 
 
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
