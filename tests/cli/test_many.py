@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ from onnxfold.cli.optimize import print_many
 from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 from onnxfold.fleet import Errand, FleetRow, errands, spread
 from onnxfold.model_io.report_files import is_ours
+from onnxfold.pipeline import apart
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
-from tests.cli.command import Cli
+from tests.cli.command import Cli, run
 
 _QUICK = ("--fold", "always", "--no-check")
 
@@ -41,6 +45,18 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     return tmp_path
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the command for each model here, which imports nothing again."""
+
+    def done(command: Sequence[str], **_options: Any) -> subprocess.CompletedProcess[str]:
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            code = run(monkeypatch, *command[3:])  # after python -m onnxfold
+        return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+    monkeypatch.setattr(apart.subprocess, "run", done)
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
@@ -74,6 +90,7 @@ def test_files_and_a_folder_go_into_a_folder_and_one_failure_stops_none(
     assert cli(*words) == 3
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_json_is_one_object_with_a_report_for_each_model(zoo: Path, cli: Cli) -> None:
     words = ("optimize", "c.onnx", "zoo/a.onnx", "--output-dir", "out", "--json", *_QUICK)
     assert cli(*words) == 0
@@ -83,6 +100,7 @@ def test_json_is_one_object_with_a_report_for_each_model(zoo: Path, cli: Cli) ->
     assert all(row["report"]["run"]["options"]["fold"] == "always" for row in rows)
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("name", ["out/c.onnx", "out/c.onnx.data"])
 def test_what_is_not_ours_stays_and_the_others_are_written(zoo: Path, name: str, cli: Cli) -> None:
     (zoo / "out").mkdir()
@@ -136,6 +154,7 @@ def test_what_makes_no_sense_is_one_line_and_nothing_is_written(
     assert not (zoo / "out").exists()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_results_within_the_folder_are_no_models_of_the_next_run(zoo: Path, cli: Cli) -> None:
     (zoo / "zoo" / "deep" / "broken.onnx").unlink()
     words = ("-q", "optimize", "zoo", "--output-dir", "zoo/folded", *_QUICK)
@@ -146,6 +165,7 @@ def test_results_within_the_folder_are_no_models_of_the_next_run(zoo: Path, cli:
     assert all_files(zoo / "zoo" / "folded").keys() == made.keys()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_dry_run_of_a_folder_writes_nothing(zoo: Path, cli: Cli) -> None:
     before = all_files(zoo)
     assert cli("optimize", "zoo", "c.onnx", "--dry-run", "--fold", "always") == 3
