@@ -150,8 +150,8 @@ def test_what_is_written_can_be_loaded_under_its_name(
 @pytest.mark.parametrize("command", ["optimize", "convert", "verify", "checkpoint"])
 def test_a_quiet_command_says_its_warnings(two: Path, command: str, cli: Cli) -> None:
     words: dict[str, tuple[str, ...]] = {
-        "optimize": ("optimize", "a.onnx", "out.onnx", "--exclude", "typo"),
-        "convert": ("convert", "a.onnx", "out.onnx", "--to", "rms", "--exclude", "typo"),
+        "optimize": ("optimize", "a.onnx", "out.onnx", "--exclude", "typo", "--no-check"),
+        "convert": ("convert", "a.onnx", "out.onnx", "--to=rms", "--exclude", "typo", "--no-check"),
         "verify": ("verify", "nan.onnx", "nan.onnx"),
     }
     if command == "checkpoint":
@@ -197,16 +197,18 @@ _PRECIOUS = (
     b"<svg><metadata>onnxfold</metadata><title>onnxfold</title></svg>",
     b"\x89PNG\r\n\x1a\n a note on Software\0onnxfold",
 )
+_FOLDED = ("optimize", "a.onnx", "--no-check")
+_CONVERTED = ("convert", "a.onnx", "--to", "rms", "--no-check")
 _DRAWN = ("measure", "a.onnx", "--rows", "2")
 
 
 @pytest.mark.parametrize(
     ("words", "file"),
     [
-        (("optimize", "a.onnx", "-o", "c.onnx", "--report", "notes.json"), "notes.json"),
-        (("optimize", "a.onnx", "-o", "c.onnx", "--report", "notes.html"), "notes.html"),
-        (("optimize", "a.onnx", "--output-dir", "d", "--report", "notes.json"), "notes.json"),
-        (("convert", "a.onnx", "-o", "c.onnx", "--to", "rms", "--report", "n.json"), "n.json"),
+        ((*_FOLDED, "-o", "c.onnx", "--report", "notes.json"), "notes.json"),
+        ((*_FOLDED, "-o", "c.onnx", "--report", "notes.html"), "notes.html"),
+        ((*_FOLDED, "--output-dir", "d", "--report", "notes.json"), "notes.json"),
+        ((*_CONVERTED, "-o", "c.onnx", "--report", "n.json"), "n.json"),
         ((*_DRAWN, "--report", "notes.json"), "notes.json"),
         ((*_DRAWN, "--report", "notes.html"), "notes.html"),
         ((*_DRAWN, "--plot", "."), "angles.svg"),
@@ -236,4 +238,4 @@ def test_a_report_or_figure_of_somebody_else_is_replaced_only_by_force(
 def test_an_empty_file_may_become_a_report(two: Path, cli: Cli) -> None:
     """As tempfile and `touch` leave one."""
     (two / "r.json").touch()
-    assert cli("optimize", "a.onnx", "-o", "c.onnx", "--report", "r.json") == 0
+    assert cli(*_FOLDED, "-o", "c.onnx", "--report", "r.json") == 0
