@@ -21,7 +21,7 @@ BOUND = 1e-12  # float64 throughout
 RNG = np.random.default_rng(3)
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 ROUTED = "r = MatMul(n, R) p = Add(r, q)"
-E, D, H = 4, 8, 6
+E, D, H = 3, 8, 6
 MADE: dict[str, Array] = {
     "gamma": RNG.uniform(0.5, 1.5, D),
     "beta": RNG.standard_normal(D),
