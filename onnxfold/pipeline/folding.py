@@ -289,8 +289,13 @@ def _keeps_in_vain(state: Decided) -> bool:
 
 
 def _obstacle_went(state: Decided) -> bool:
-    """Whether all nodes that kept some norm from folding have been replaced."""
+    """Whether all nodes that kept some norm from folding have been replaced.
+
+    A centering that was inserted for one norm centers what others read over more axes.
+    """
     decision: CentringDecision = state.decisions.get(_CENTRING.name, CentringDecision())
+    if decision.plan.insertions and decision.refusals:
+        return True
     blamed = [set(why.nodes) for _, why in decision.refusals if why.nodes]
     labels = {node_label(node) for node in state.info.nodes()} if blamed else set[str]()
     return any(nodes.isdisjoint(labels) for nodes in blamed)

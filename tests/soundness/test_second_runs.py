@@ -26,8 +26,24 @@ _FOUND = (17, 18, 21, 23, 41, 72, 84, 109, 153, 173, 182, 1349, 2730, 2829, 3709
 # one of their own, of readers of a mean that are gone once their norm has folded, of norms that no
 # output needs, of norms of constants beside constants, of betas of zeros with gammas that tables
 # take, of a centering in half that is spelled out, of norms of deferred norms, and of a norm that
-# computes an unread result of a function.
-_FOUND_WHERE_ALL_MOVES = (289, 605, 717, 2032, 1916, 1439, 2265, 2389, 2471, 3585, 3617, 3742, 3771)
+# computes an unread result of a function, and of a norm over more axes than a centering that is
+# inserted for another.
+_FOUND_WHERE_ALL_MOVES = (
+    289,
+    605,
+    717,
+    2032,
+    1916,
+    1439,
+    2265,
+    2389,
+    2471,
+    3585,
+    3617,
+    3742,
+    3771,
+    6024,
+)
 # 86 and 191 have signs behind norms that are spelled out.
 _FOUND_AMONG_FACTORS = (86, 167, 191, 236, 249)
 _FOUND_GATED = (13, 49)
