@@ -54,6 +54,15 @@ class Decided:
         self.left_out = [left for left in self.left_out if left.name != name]
         self.left_out += [] if left_out is None else [left_out]
 
+    def leave_all(self, left: LeftOut) -> None:
+        """Record that nothing is written of what was decided, and why."""
+        self.decisions = {
+            name: each if each.empty else each.left_out(left.reason)
+            for name, each in self.decisions.items()
+        }
+        self.left_out = [left]
+        self.changed, self.final, self.shown, self.sums = False, None, [], Sums()
+
     @property
     def plan(self) -> Plan:
         """The changes to be made."""

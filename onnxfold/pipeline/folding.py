@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -52,7 +53,7 @@ from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.decide import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.opset import name_sources
-from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.prepare.working_copy import Prepared, prepare, taken_apart
 from onnxfold.passes.scales.decide import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
@@ -73,6 +74,7 @@ from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.decided import Decided, outputs
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut, failure_of, proved, step
+from onnxfold.proof.states import as_given
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import RefusalCode
 from onnxfold.shapes import infer
@@ -195,14 +197,26 @@ def fold(
     *,
     without: Collection[str] = (),
     prove: bool = True,
+    whole: ModelInfo | None = None,
 ) -> Folded:
-    """Apply every pass except those ``without``; consumes the working copy of the original."""
+    """Apply every pass except those ``without``; consumes the working copy of the original.
+
+    ``whole``: the original with its types (``as_given``), for a proof of all that the check of the
+    files would otherwise find: that begins at it, not at its working copy, and ends at what is
+    written, as it is written.
+    """
     state, names = _start(prepared), size_names(prepared.info)
     for each in _passes(state, settings, without):
         _count_by_paper(state, each, settings)
         _step(state, each, settings, timer, prove=prove)
     findings = state.findings  # of the version before spelling, in place if nothing is proved
     result = _spelled(state, original, settings, timer, prove=prove)
+    if whole is not None and result is not original:
+        with timer.stage("prove"):
+            left = _unproved(whole, prepared.info, state, result, settings)
+        if left is not None:
+            state.leave_all(left)
+            findings, result = state.findings, original
     if state.final is not None:
         name_sizes(state.final, names)
     findings = replace(findings, sums=state.sums)
@@ -371,6 +385,29 @@ def _spelled(
         replace_by_sums(slow)  # Add and Sum compute the same, so a proof is not needed
         name_sources(result, original)
     return result
+
+
+def _unproved(
+    whole: ModelInfo, copy: ModelInfo, state: Decided, written: ir.Model, settings: Settings
+) -> LeftOut | None:
+    """Return what was not proved before the first pass or after the last, and why, or None."""
+    finalize.define_functions(state.info, settings.target, settings.norm_form)
+    return _unlike("prepare", whole, copy) or _unlike(
+        LOWER.name, as_given(written), state.info, written=True
+    )
+
+
+def _unlike(
+    name: str, file: ModelInfo, copy: ModelInfo, *, written: bool = False
+) -> LeftOut | None:
+    """Return why a version was not proved to be what a file has, or None."""
+    apart = taken_apart(file)
+    versions = [file, copy] if apart is None else [file, apart, copy]
+    for before, after in pairwise(versions[::-1] if written and apart is None else versions):
+        shown = proofs.of_copy(before, after)
+        if shown.failures:
+            return LeftOut(name, failure_of(shown))
+    return None
 
 
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:

@@ -225,5 +225,11 @@ def of_readers(before: ModelInfo, after: ModelInfo, plan: ReadersPlan) -> ProofO
 
 
 def of_lowering(before: ModelInfo, after: ModelInfo, plan: LoweringPlan) -> ProofOutcome:
-    """Check the prepared result against the model before it was spelled for the target."""
+    """Check what is written against the last version."""
+    del plan
+    return of_copy(before, after)
+
+
+def of_copy(before: ModelInfo, after: ModelInfo) -> ProofOutcome:
+    """Check that two models are the same function, by nothing but the models."""
     return ProofOutcome(failures=prove_models(before, after, Certificate()).failures)

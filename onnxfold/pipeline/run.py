@@ -41,6 +41,7 @@ from onnxfold.pipeline.preparation import prepared_for
 from onnxfold.pipeline.publishing import advice, check, count, notes, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
+from onnxfold.proof.states import as_given
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.before_after import Figures, figures
 from onnxfold.report.document import inspection
@@ -216,6 +217,7 @@ def _attempt(
     with timer.stage("analyse"):
         known = check_claims(source.model)
         attempt = replace(attempt, claims=known.claims)
+        whole = as_given(known.model, inferred=True) if chosen.check == 0 else None
         prepared = prepared_for(known.model, settings, copy=False)
     with timer.stage("count"):
         plain = prepared
@@ -229,6 +231,7 @@ def _attempt(
         timer,
         without=_without(chosen, attempt),
         prove=chosen.check is not None,
+        whole=whole,
     )
     _demand(folded.findings)
     again = _again(attempt, folded.findings, folded.info, changed=folded.changed)

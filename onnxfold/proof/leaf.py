@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 import onnx_ir as ir
@@ -113,9 +114,14 @@ class Leaf:
     def key(self) -> tuple[object, ...]:
         """Return a key shared by leaves that are drawn in the same way."""
         arrays = tuple(
-            None if a is None else (a.shape, a.dtype, a.tobytes()) for a in (self.array, self.given)
+            None if a is None else (a.shape, a.dtype, _digest(a)) for a in (self.array, self.given)
         )
         return (self.shape, self.dtype, self.zero, self.relation.key, *arrays)
+
+
+def _digest(array: Drawn) -> bytes:
+    """Return a few bytes that identify the numbers of a weight, which may be large."""
+    return blake2b(np.ascontiguousarray(array).tobytes()).digest()
 
 
 def _finite(array: Drawn | None) -> Drawn | None:

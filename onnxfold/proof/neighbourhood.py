@@ -6,35 +6,44 @@ from enum import IntEnum, auto
 import numpy as np
 import onnx_ir as ir
 
+from onnxfold.check.reference import run_nodes
 from onnxfold.graph import ModelInfo, Shape, constant_tensor
+from onnxfold.graph.equality import same_numbers
 from onnxfold.graph.traversal import bodies
 from onnxfold.proof.candidates import Correspondence
 from onnxfold.proof.cone import Cone, Unprovable, cone_of
 from onnxfold.proof.coverage import READ_NO_NUMBERS
+from onnxfold.proof.draws import ERRORS
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Relation
 from onnxfold.proof.sizes import Drawn
 from onnxfold.proof.stored import exact_numbers
 
-_FEW = 1 << 16
+_FEW, _MOST = 1 << 16, 1 << 24  # elements
 
 
 class Numbers(IntEnum):
     """Which constants a test uses with their numbers (later kinds include earlier).
 
     Others are drawn. Next to huge numbers, such as a mask's, others vanish; a LARGE one may be a
-    variance.
+    variance. Where only SCALARS have theirs, equal layers with other weights cost one test. ALL
+    include large weights, which may have been joined.
     """
 
+    SCALARS = auto()
     VECTORS = auto()
     MATRICES = auto()
     LARGE = auto()
+    ALL = auto()
 
     @property
     def largest(self) -> float:
         """The largest number: 2^-30 of the tested value is 256 times the tolerance of a test."""
-        return 2.0**30 if self is Numbers.LARGE else 2.0**20
+        return 2.0**30 if self >= Numbers.LARGE else 2.0**20
+
+
+_MOST_AXES = {Numbers.SCALARS: 0, Numbers.VECTORS: 1}
 
 
 class Neighbourhood:
@@ -56,6 +65,18 @@ class Neighbourhood:
     def stand(self, u: ir.Value) -> None:
         """Record that a value corresponds to an original."""
         self._standing.add(u)
+
+    def computes(self, u: ir.Value, stored: ir.TensorProtocol) -> bool:
+        """Whether the constants of the original yield the numbers of a tensor, in its type."""
+        try:
+            cone = cone_of(self._before, self._order[0], u, lambda *_: False)
+            tensors = {leaf: self._before.tensor(leaf) for leaf in cone.leaves}
+            given = {leaf: tensor.numpy() for leaf, tensor in tensors.items() if tensor is not None}
+            found = run_nodes(self._before.model, list(cone.nodes), given)[u]
+        except ERRORS:
+            return False
+        numbers = stored.numpy()
+        return same_numbers(found.astype(numbers.dtype), numbers)
 
     def alone(self, value: ir.Value, depth: int, *, actual: Numbers = Numbers.VECTORS) -> Region:
         """Return the nodes of the rewritten model upstream of a value; ``actual``: see region.
@@ -147,15 +168,15 @@ class Neighbourhood:
             self._after, self._order[1], v,
             lambda value, at: at >= depth and not constant(value) and is_related(value),
         )  # fmt: skip
-        standing = self._standing
+        standing, stored = self._standing, {w for v in new.leaves for w in self._computed_to(v)}
         preferred = {w for leaf in new.leaves for w in self._related_to(leaf)}
         if strict and deep and u in preferred:
             raise Unprovable(f"'{v.name}' is computed from what stands for the same value")
         old = cone_of(
             self._before, self._order[0], u,
-            lambda value, at: not constant(value)
+            lambda value, at: value in stored or (not constant(value)
             and (at >= min(deep, 1) and value in preferred if strict
-                 else at >= deep and value in standing and value is not u),
+                 else at >= deep and value in standing and value is not u)),
         )  # fmt: skip
         leaves = self._leaves(old, new, drawn, actual)
         shapes = (*_shapes(self._before, old), *_shapes(self._after, new))
@@ -166,6 +187,11 @@ class Neighbourhood:
         u = self._match.originals.get(v)
         found = [] if u is None else [u]
         return [w for w in found if self._related.get((w, v), ANY).known]
+
+    def _computed_to(self, v: ir.Value) -> list[ir.Value]:
+        """Return the constant expression of the original whose numbers a tensor stores."""
+        found = self._related_to(v) if self._after.tensor(v) is not None else []
+        return [w for w in found if self._match.is_constant(w) and self._before.tensor(w) is None]
 
     def _leaves(
         self, old: Cone, new: Cone, drawn: set[ir.Value], actual: Numbers
@@ -246,7 +272,8 @@ class Neighbourhood:
         if not tensor.dtype.is_floating_point():
             return tensor.numpy(), 0.0
         axes = sum(dim > 1 for dim in tensor.shape.numpy())
-        if tensor.size > _FEW or (axes > 1 and actual is Numbers.VECTORS):
+        most = _MOST if actual is Numbers.ALL else _FEW
+        if tensor.size > most or axes > _MOST_AXES.get(actual, axes):
             return None, 0.0
         numbers, slack = exact_numbers(tensor)
         wide = np.abs(numbers.astype(np.float64))

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label
-from onnxfold.graph.equality import pairs, same_attributes, same_default, same_tensor
+from onnxfold.graph.equality import same_tensor
 from onnxfold.graph.operands import operands
 from onnxfold.graph.traversal import bodies, reached
 from onnxfold.proof.candidates import Candidates, Correspondence
@@ -27,6 +27,7 @@ from onnxfold.proof.mean_proofs import ZeroMeans, with_zeros
 from onnxfold.proof.neighbourhood import Neighbourhood, Numbers
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import ANY, EQUAL, Relation
+from onnxfold.proof.states import Twins
 from onnxfold.proof.stored import (
     ScaledWeights,
     TurnedWeights,
@@ -51,7 +52,6 @@ _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation at any distance
 def walked(before: ModelInfo, after: ModelInfo, certificate: Certificate) -> Proof:
     """Return the outcome of the walk over two prepared models in which names were kept."""
     walker = _Walker(before, after, certificate)
-    walker.compare_inputs()
     walker.walk()
     walker.look_at_roundings()
     walker.compare_outputs()
@@ -82,8 +82,11 @@ class _Walker:
         self._fibers_near = Candidates(
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
-        self._same_bodies: dict[ir.OperatorIdentifier, bool] = {}
-        self._failures: list[str] = []
+        self._twins = Twins(before, after)
+        # Two spellings of one function are equal for any weights, as a rule.
+        spelled = certificate == Certificate()
+        self._numbers = tuple(Numbers) if spelled else tuple(Numbers)[1:-1]
+        self._failures = list(self._twins.other_inputs())
         self._unknown: dict[ir.Value, None] = {}
 
     def proof(self) -> Proof:
@@ -117,15 +120,6 @@ class _Walker:
     def _is_equal(self, value: ir.Value) -> bool:
         u = self._match.originals.get(value)
         return u is not None and self._related.get((u, value), ANY).equal
-
-    def compare_inputs(self) -> None:
-        """Check that the graph accepts the same inputs, with the same defaults."""
-        old, new = (view.model.graph.inputs for view in (self._before, self._after))
-        if [value.name for value in old] != [value.name for value in new]:
-            self._failures.append("the inputs of the model differ from before")
-        for a, b in zip(old, new, strict=False):
-            if not same_default(a, b):
-                self._failures.append(f"input '{b.name}' has another default than before")
 
     def walk(self) -> None:
         """Relate every value that is needed, in order."""
@@ -185,11 +179,14 @@ class _Walker:
         if len(self._before.graphs) != len(self._after.graphs):
             self._failures.append("the bodies of the model differ from before")
         for old, new in zip(self._before.graphs, self._after.graphs, strict=False):
-            if [v.name for v in old.outputs] != [v.name for v in new.outputs] and (
-                new is self._after.model.graph or len(old.outputs) != len(new.outputs)
+            us, vs = self._twins.old.outputs(old), self._twins.new.outputs(new)
+            if [v.name for v in us] != [v.name for v in vs] and (
+                new is self._after.model.graph or len(us) != len(vs)
             ):
                 self._failures.append(f"graph '{new.name}' has other outputs than before")
-            for u, v in zip(old.outputs, new.outputs, strict=False):
+            for u, v in zip(us, vs, strict=False):
+                if None not in (u.dtype, v.dtype) and u.dtype is not v.dtype:
+                    self._failures.append(f"output '{v.name}' has another type than before")
                 if not self.relation(u, v).equal:
                     self._failures.append(f"output '{v.name}' could not be proved equal: {origin}")
 
@@ -210,6 +207,7 @@ class _Walker:
 
     def relation(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of two values, derived from the values upstream."""
+        u, v = self._twins.old.begins(u), self._twins.new.begins(v)
         if u is None or v is None:
             return EQUAL if u is v else ANY
         if (u, v) not in self._related:
@@ -224,13 +222,15 @@ class _Walker:
         old, new = self._before.tensor(u), self._after.tensor(v)
         if old is not None and new is not None:
             return self._constants(u, v, old, new)
+        if new is not None and self._match.is_constant(u) and self._near.computes(u, new):
+            return EQUAL
         node, twin = v.producer(), u.producer()
         if node is None:
             same = twin is None and old is None and new is None
             if same and self._before.ref(u) == self._after.ref(v):
                 return EQUAL
-        elif twin is not None and self._is_twin(node, twin) and v.index() == u.index():
-            found = [self._operands(a, b) for a, b in pairs(twin, node)]  # regions start there
+        elif twin is not None and self._twins.are(u, v):
+            found = [self._operands(a, b) for a, b in self._twins.operands(twin, node)]
             if all(relation.equal for relation in found):
                 return EQUAL
         if node is not None and bodies(node):
@@ -246,19 +246,9 @@ class _Walker:
 
     def _operands(self, u: ir.Value | None, v: ir.Value | None) -> Relation:
         """Return the relation of operands in one place, or ANY if v replaces another value."""
+        u = self._twins.old.begins(u)
         stands_for = None if v is None else self._match.originals.get(v)
         return ANY if stands_for not in (None, u) else self.relation(u, v)
-
-    def _is_twin(self, node: ir.Node, twin: ir.Node) -> bool:
-        same = node.op_identifier() == twin.op_identifier() and same_attributes(twin, node)
-        return same and self._has_same_body(node.op_identifier())
-
-    def _has_same_body(self, identifier: ir.OperatorIdentifier) -> bool:
-        if identifier not in self._same_bodies:
-            made = [view.model.functions.get(identifier) for view in (self._before, self._after)]
-            texts = [None if body is None else ir.to_proto(body) for body in made]
-            self._same_bodies[identifier] = texts[0] == texts[1]
-        return self._same_bodies[identifier]
 
     def _absorbed(self, u: ir.Value, v: ir.Value) -> Relation | None:
         layers = self._absorber.layers_of(u, v)
@@ -302,7 +292,7 @@ class _Walker:
         tried: set[object] = set()
         weaker: Relation | None = None
         for reach in _GUESS_REACHES if self._match.is_guess(v) else _REACHES:
-            for actual in Numbers:
+            for actual in self._numbers:
                 drawn: set[ir.Value] = set()
                 try:
                     region = self._near.region(u, v, reach, drawn, actual=actual)

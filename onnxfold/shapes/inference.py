@@ -37,6 +37,8 @@ _LARGE_TENSOR_BYTES = 4096
 _MOST_DECLARED_ELEMENTS = 2**20
 _MADE_UP = "unk__"  # prefix of the symbols that onnx's inference makes up
 
+_OVERRIDABLE_SINCE_IR = 4
+
 
 def fill_types(model: ir.Model) -> set[ir.Value]:
     """Give every value of a working copy its element type and shape, as far as known.
@@ -368,3 +370,16 @@ def merged(declared: Shape, inferred: Shape | None) -> Shape:
         a if isinstance(a, int) else b if isinstance(b, int) else (a if a is not None else b)
         for a, b in zip(declared, inferred, strict=True)
     )
+
+
+def list_less(model: ir.Model) -> bool:
+    """Remove initializers from the inputs of an old file, which lists all; whether it is one.
+
+    Every initializer had to be listed, and could not be overridden.
+    """
+    if model.ir_version >= _OVERRIDABLE_SINCE_IR:
+        return False
+    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
+
+    RemoveInitializersFromInputsPass()(model)
+    return True

@@ -9,7 +9,7 @@ biases added, layers of one input joined whose results are normalized together, 
 summand subtracted from it before the addition.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -41,8 +41,8 @@ from onnxfold.passes.prepare.stored_constants import (
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.shapes import fill_types, infer
+from onnxfold.shapes.inference import list_less
 
-_OVERRIDABLE_SINCE_IR = 4
 # The edits of constants after the parts, in order: later ones see what earlier ones created.
 _GIVEN = (
     fold_constants,
@@ -96,12 +96,7 @@ def prepare(
     ModelError for recursive functions.
     """
     clone = model.clone() if copy else model
-    if clone.ir_version < _OVERRIDABLE_SINCE_IR:
-        from onnx_ir.passes.common import RemoveInitializersFromInputsPass
-
-        # Every initializer had to be listed as an input, and could not be overridden.
-        RemoveInitializersFromInputsPass()(clone)
-        inferred = False
+    inferred &= not list_less(clone)
     inlined = _inline(clone, compressed, deferred)
     read = read_directly(clone)
     split, left = _split_all(clone)
@@ -117,6 +112,27 @@ def prepare(
         info = ModelInfo(clone)
     unsplit = (*_left_whole(clone), *left)
     return Prepared(info, inlined, split, unsplit, not (compressed or deferred))
+
+
+def taken_apart(given: ModelInfo) -> ModelInfo | None:
+    """Return a copy with norms apart from the lookups before them, or None if all are.
+
+    Nothing else is changed. A proof steps over it: the tables are the same in both models, while a
+    working copy stores parts of them, of which one node that looks up and normalizes reads all.
+    """
+    if not any(map(_looks_up, given.nodes())):
+        return None
+    clone = given.model.clone()
+    _split(clone, _looks_up)
+    return infer(clone)
+
+
+def _looks_up(node: ir.Node) -> bool:
+    """Whether a node fuses a norm with something and reads integers, such as rows to look up."""
+    if (node.domain, node.op_type) not in SPLITTERS:
+        return False
+    dtypes = (None if value is None else value.dtype for value in node.inputs)
+    return any(dtype is not None and dtype.is_integer() for dtype in dtypes)
 
 
 def _split_all(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
@@ -223,14 +239,16 @@ def _imports(function: ir.Function) -> Iterator[tuple[str, int]]:
             yield domain, version
 
 
-def _split(model: ir.Model) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+def _split(
+    model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda _: True
+) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
     names: list[str] = []
     left: list[Refusal] = []
     builder: Builder | None = None
     for graph in list(all_graphs(model)):
         for node in list(graph):
             splitter = SPLITTERS.get((node.domain, node.op_type))
-            if splitter is None:
+            if splitter is None or not wanted(node):
                 continue
             builder = builder or Builder(model)
             label = node_label(node)
