@@ -47,7 +47,10 @@ _MOST_AXES = {Numbers.SCALARS: 0, Numbers.VECTORS: 1}
 
 
 class Neighbourhood:
-    """Builder of regions of two models; ``related`` grows during the walk."""
+    """Builder of regions of two models; ``related`` grows during the walk.
+
+    ``spelled``: the models are two spellings of one function, with the same weights.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,10 @@ class Neighbourhood:
         after: ModelInfo,
         match: Correspondence,
         related: Mapping[tuple[ir.Value, ir.Value], Relation],
+        *,
+        spelled: bool,
     ):
-        self._before, self._after = before, after
+        self._before, self._after, self._spelled = before, after, spelled
         self._match, self._related = match, related
         self._standing: set[ir.Value] = set()
         self._sizes: dict[ir.Value, bool] = {}
@@ -190,8 +195,11 @@ class Neighbourhood:
 
     def _computed_to(self, v: ir.Value) -> list[ir.Value]:
         """Return the constant expression of the original whose numbers a tensor stores."""
-        found = self._related_to(v) if self._after.tensor(v) is not None else []
-        return [w for w in found if self._match.is_constant(w) and self._before.tensor(w) is None]
+        u = self._match.originals.get(v)
+        if not self._spelled or u is None or self._before.tensor(u) is not None:
+            return []
+        equal = self._after.tensor(v) is not None and self._related.get((u, v), ANY).equal
+        return [u] if equal and self._match.is_constant(u) else []
 
     def _leaves(
         self, old: Cone, new: Cone, drawn: set[ir.Value], actual: Numbers

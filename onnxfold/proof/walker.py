@@ -63,7 +63,10 @@ class _Walker:
         self._before, self._after, self._hints = before, after, certificate
         self._match = Correspondence(before, after, certificate)
         self._related: dict[tuple[ir.Value, ir.Value], Relation] = {}
-        self._near = Neighbourhood(before, after, self._match, self._related)
+        # Two spellings of one function are equal for any weights, as a rule.
+        spelled = certificate == Certificate()
+        self._numbers = tuple(Numbers) if spelled else tuple(Numbers)[1:-1]
+        self._near = Neighbourhood(before, after, self._match, self._related, spelled=spelled)
         self._tester = Tester(whole=certificate.by_name_alone)
         original = self._match.originals.get
         self._fibers: dict[str, list[Fiber]] = defaultdict(list)
@@ -83,9 +86,6 @@ class _Walker:
             before, after, self._means, self._fibers, by_name_alone=certificate.by_name_alone
         )
         self._twins = Twins(before, after)
-        # Two spellings of one function are equal for any weights, as a rule.
-        spelled = certificate == Certificate()
-        self._numbers = tuple(Numbers) if spelled else tuple(Numbers)[1:-1]
         self._failures = list(self._twins.other_inputs())
         self._unknown: dict[ir.Value, None] = {}
 

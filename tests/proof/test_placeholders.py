@@ -120,9 +120,8 @@ def test_other_numbers_than_those_at_hand_are_not_believed() -> None:
         for body in ("c = Clip(w, low, high) n = Mul(x, c)", "n = Identity(x)")
     )
     u, v = (view.by_ref() for view in (old, new))
-    near = Neighbourhood(
-        old, new, Correspondence(old, new, Certificate()), {(u["x"], v["x"]): EQUAL}
-    )
+    match = Correspondence(old, new, Certificate())
+    near = Neighbourhood(old, new, match, {(u["x"], v["x"]): EQUAL}, spelled=True)
     region = near.region(u["n"], v["n"], (2, 2, False), set())
     found = tester.Tester().relation(region, (), 0.0)
     assert found is not None
