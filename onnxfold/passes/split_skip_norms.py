@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxfold.errors import ModelError
 from onnxfold.graph import node_label
 from onnxfold.graph.edit import replace_node
-from onnxfold.graph.traversal import all_graphs
+from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.norms.site import EMBEDDED
 from onnxfold.operators.functions import DOMAIN, SIGNATURES, Output, Signature, op_name
 
@@ -280,3 +280,9 @@ SPLITTERS: MappingProxyType[tuple[str, str], Splitter] = MappingProxyType(
         **{(DOMAIN, name): _own for name, row in SIGNATURES.items() if _splits(row)},
     }
 )
+
+
+def residual_calls(model: ir.Model) -> int:
+    """Count the calls of ours that are split into an addition and a norm."""
+    calls = (node.op_type for node in all_nodes(model) if node.domain == DOMAIN)
+    return sum((DOMAIN, name) in SPLITTERS for name in calls)

@@ -15,18 +15,15 @@ place. Unproved parts of a pass are left out: the next one continues from the re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.graph.edit import Editor
-from onnxfold.graph.traversal import all_nodes
-from onnxfold.operators.functions import DOMAIN
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
 from onnxfold.passes.affine.apply import apply as apply_affine
 from onnxfold.passes.affine.batch_norms import apply as apply_batch_norms
@@ -35,7 +32,7 @@ from onnxfold.passes.affine.decide import decide as decide_affine
 from onnxfold.passes.affine.into_tables import apply as apply_tables
 from onnxfold.passes.affine.into_tables import decide as decide_tables
 from onnxfold.passes.affine.plan import AffinePlan
-from onnxfold.passes.base import Pass, ProofOutcome, Settings
+from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
@@ -53,11 +50,11 @@ from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.lower.decide import join_rms_norms, spell_split_norms
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.opset import name_sources
-from onnxfold.passes.prepare.working_copy import Prepared, prepare, taken_apart
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.scales.decide import apply as apply_scales
 from onnxfold.passes.scales.decide import decide as decide_scales
 from onnxfold.passes.scales.plan import ScalesPlan
-from onnxfold.passes.split_skip_norms import SPLITTERS
+from onnxfold.passes.scales.writer import TOO_FAR
 from onnxfold.passes.stream_forms.compress import apply as apply_compression
 from onnxfold.passes.stream_forms.compress import decide as decide_compression
 from onnxfold.passes.stream_forms.decompress import apply as apply_decompression
@@ -213,14 +210,17 @@ def fold(
     result = _spelled(state, original, settings, timer, prove=prove)
     if whole is not None and result is not original:
         with timer.stage("prove"):
-            left = _unproved(whole, prepared.info, state, result, settings)
-        if left is not None:
-            state.leave_all(left)
+            finalize.define_functions(state.info, settings.target, settings.norm_form)
+            why = proofs.unlike(whole, prepared.info)
+            name = "prepare" if why else LOWER.name
+            why = why or proofs.unlike(as_given(result), state.info, written=True)
+        if why:
+            state.leave_all(LeftOut(name, f"the proof failed: {why}"))
             findings, result = state.findings, original
     if state.final is not None:
         name_sizes(state.final, names)
     findings = replace(findings, sums=state.sums)
-    proof = _sum(state.shown) if prove and state.changed else None
+    proof = proofs.as_one(state.shown) if prove and state.changed else None
     return Folded(result, state.changed, findings, proof, tuple(state.left_out), state.final)
 
 
@@ -255,13 +255,17 @@ def _passes(state: Decided, settings: Settings, without: Collection[str]) -> Ite
 def _again(state: Decided) -> Iterator[str]:
     """Yield the names of the passes that a second run would give something to do.
 
-    A BatchNormalization before one that has moved is then before its layer. New biases take
+    A BatchNormalization before one that has moved is then before its layer, and so is a constant
+    that was too far from it before others between them had moved. New biases take
     constants that are added to parts of a layer. Deferred norms leave gammas and scales where
     layers reach them, and leave a norm before them that had to wait, as a value is computed without
     one scale at a time. What needed a value as it was may be gone, such as the two means of a norm
     that has folded. Moves that were not proved together may be one by one.
     """
     yield from _while_it_finds(state, _BATCH_NORMS)
+    scales: ScalesPlan = state.decisions.get(_SCALES.name, ScalesPlan())
+    if any(why is TOO_FAR for _, why in scales.refusals):
+        yield from _while_it_finds(state, _SCALES)
     affine: AffinePlan = state.decisions.get(_AFFINE.name, AffinePlan())
     deferred = _moved(state, _DEFERRAL) > 0
     biased = any(place.behind for fusion in affine.fusions for place in fusion.places)
@@ -387,46 +391,7 @@ def _spelled(
     return result
 
 
-def _unproved(
-    whole: ModelInfo, copy: ModelInfo, state: Decided, written: ir.Model, settings: Settings
-) -> LeftOut | None:
-    """Return what was not proved before the first pass or after the last, and why, or None."""
-    finalize.define_functions(state.info, settings.target, settings.norm_form)
-    return _unlike("prepare", whole, copy) or _unlike(
-        LOWER.name, as_given(written), state.info, written=True
-    )
-
-
-def _unlike(
-    name: str, file: ModelInfo, copy: ModelInfo, *, written: bool = False
-) -> LeftOut | None:
-    """Return why a version was not proved to be what a file has, or None."""
-    apart = taken_apart(file)
-    versions = [file, copy] if apart is None else [file, apart, copy]
-    for before, after in pairwise(versions[::-1] if written and apart is None else versions):
-        shown = proofs.of_copy(before, after)
-        if shown.failures:
-            return LeftOut(name, failure_of(shown))
-    return None
-
-
 def _finished(model: ir.Model, original: ir.Model, state: Decided, settings: Settings) -> ir.Model:
     target, plan = settings.target, state.plan
     noted = finalize.note(target, len(plan.folds), len(plan.insertions))
     return finalize.finished(model, original, noted, target, settings.norm_form)
-
-
-def _sum(shown: Iterable[ProofOutcome]) -> Proof:
-    from onnxfold.proof import Proof
-
-    counts: dict[str, int] = {"folded_norms": 0, "centred_weights": 0}
-    for part in shown:
-        for name, count in part.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    return Proof(passed=True, failures=(), **counts)
-
-
-def residual_calls(model: ir.Model) -> int:
-    """Count the calls of ours that are split into an addition and a norm."""
-    calls = (node.op_type for node in all_nodes(model) if node.domain == DOMAIN)
-    return sum((DOMAIN, name) in SPLITTERS for name in calls)

@@ -4,6 +4,7 @@ The plan only names what was changed; the proof tests each claim on the arrays t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +24,7 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.deferral.readers import halving, image, layer_weight
 from onnxfold.passes.deferral.undefer import ReinstatingPlan
 from onnxfold.passes.lower.decide import LoweringPlan
+from onnxfold.passes.prepare.working_copy import taken_apart
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import channel_op, embedded
 from onnxfold.passes.stream_forms.plan import ReadersPlan, ShiftingPlan
@@ -233,3 +235,26 @@ def of_lowering(before: ModelInfo, after: ModelInfo, plan: LoweringPlan) -> Proo
 def of_copy(before: ModelInfo, after: ModelInfo) -> ProofOutcome:
     """Check that two models are the same function, by nothing but the models."""
     return ProofOutcome(failures=prove_models(before, after, Certificate()).failures)
+
+
+def unlike(file: ModelInfo, copy: ModelInfo, *, written: bool = False) -> str:
+    """Return why a version was not proved to be what a file has, or nothing if it was.
+
+    ``written``: the file was made of the version, not the version of the file.
+    """
+    apart = taken_apart(file)
+    versions = [file, copy] if apart is None else [file, apart, copy]
+    for before, after in pairwise(versions[::-1] if written and apart is None else versions):
+        failures = of_copy(before, after).failures
+        if failures:
+            return failures[0]
+    return ""
+
+
+def as_one(shown: Iterable[ProofOutcome]) -> Proof:
+    """Return the proof of all passes, each of which was proved."""
+    counts: dict[str, int] = {"folded_norms": 0, "centred_weights": 0}
+    for part in shown:
+        for name, count in part.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return Proof(passed=True, failures=(), **counts)

@@ -35,6 +35,7 @@ from onnxfold.passes.lower.opset import strip_notes
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.stored_constants import weights_in_parts
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
+from onnxfold.passes.split_skip_norms import residual_calls
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.preparation import prepared_for
@@ -182,7 +183,7 @@ def _settings(source: Source, chosen: Options, attempt: _Attempt) -> Settings:
         **asdict(chosen),
         overflowing=attempt.overflowing,
         shared=attempt.shared,
-        fused_before=folding.residual_calls(source.model),
+        fused_before=residual_calls(source.model),
         failed=frozenset(left.name for left in attempt.left_out),
         feeds=() if data is None else data.feeds,
         data_label="" if data is None else data.label,

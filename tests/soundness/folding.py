@@ -21,10 +21,10 @@ from onnxfold.passes.lower.decide import apply as apply_lowering
 from onnxfold.passes.lower.decide import decide as decide_lowering
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
+from onnxfold.passes.split_skip_norms import residual_calls
 from onnxfold.pipeline import AFFINE_PASSES, decide_all
 from onnxfold.pipeline.decided import Decided
 from onnxfold.pipeline.finalize import finished, note, settle_functions
-from onnxfold.pipeline.folding import residual_calls
 from onnxfold.pipeline.proofs import prove_centring
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.proof import Proof

@@ -31,6 +31,7 @@ from onnxfold.passes.ranges import RangeWarning, range_warning
 from onnxfold.passes.scales.constant_operands import is_weight
 from onnxfold.passes.scales.plan import ScaleFusion, ScalesPlan
 from onnxfold.passes.scales.writer import (
+    TOO_FAR,
     ChannelOp,
     LinearWriter,
     channel_op,
@@ -119,7 +120,8 @@ def decide_scales(
 ) -> tuple[tuple[ScaleFusion, ...], tuple[tuple[str, Refusal], ...]]:
     """Return the operators that an upstream linear layer can absorb in its weights.
 
-    Also return, by reference, those that would leave a 16-bit weight with too few bits.
+    Also return, by reference, those that would leave a 16-bit weight with too few bits, and those
+    whose layer is too far upstream.
 
     The nodes of a norm stay, except the alpha of a DyT and factors, sums and signs after a gamma
     and a beta, which become one of each. Signs after a layer stay, because runtimes recognize
@@ -142,6 +144,8 @@ def decide_scales(
         if op is None or (not scores and scales_scores(view, node)):
             continue
         writer = writer_of(view, op, passed, norms, varied)
+        if writer is TOO_FAR:
+            refusals.append((view.ref(node.outputs[0]), TOO_FAR))
         if isinstance(writer, Refusal) or _is_sign_of_layer(node, writer):
             continue
         fusion = _fusion(view, op, writer, allow_split_bytes, writer.node in biased)

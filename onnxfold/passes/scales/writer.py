@@ -47,6 +47,8 @@ from onnxfold.refusal import Refusal, RefusalCode
 _PRODUCTS = (Layer.EINSUM, Layer.MATMUL)  # either factor may be the weight
 _GROUPED = (Layer.CONVOLUTION, Layer.DEFORMABLE_CONVOLUTION)
 _MOST_STEPS = 64  # operators between that stay; unbounded, long sums would cost quadratic time
+# Fewer operators stand between when others have moved.
+TOO_FAR = Refusal(RefusalCode.NOT_WORTH, f"its layer is more than {_MOST_STEPS} operators upstream")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,6 +194,8 @@ def writer_of(
             takes = taker is not None and _may_take(view, op, taker, varied, direct=direct)
             return replace(taker, part=part) if taker is not None and takes else step
         value, channels = step
+    else:
+        return TOO_FAR
     return refuse(RefusalCode.ACTIVATION, op.node, "does not follow a linear layer")
 
 

@@ -14,7 +14,8 @@ from onnxfold.check.reference import Precision, run
 from onnxfold.options import Defer
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.folding import Folded, residual_calls
+from onnxfold.passes.split_skip_norms import residual_calls
+from onnxfold.pipeline.folding import Folded
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.target import Target
 from tests.lanes import some

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import onnxfold
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.passes.scales.decide import decide
@@ -78,6 +79,16 @@ def test_a_scale_before_a_norm_of_queries_scales_no_scores() -> None:
         "r = MatMul(x, V2) t = Transpose<perm=[0,2,1]>(r) s = MatMul(n, t) y = Softmax(s)"
     )
     assert len(decide(infer(scale_model(body)), Settings(target=Target.ORT)).fusions) == 1
+
+
+def test_scales_that_were_too_far_from_their_layer_move_in_the_same_run() -> None:
+    """t + t stays, and each factor before it brings the next one nearer to the layer."""
+    sums = " ".join(f"u{n} = Add(t{n}, t{n}) t{n + 1} = Mul(u{n}, half)" for n in range(60))
+    body = f"t0 = MatMul(x, W) {sums} s = Tanh(t60) y = MatMul(s, W)"
+    made = weights(W=(6, 6)) | {"half": np.array(0.5)}
+    once = onnxfold.optimize(graph(body, "double[B,4,6] x", "double[B,4,6] y", made), check=0)
+    assert len(once.plan.scales) == 60
+    assert not onnxfold.optimize(once.model, check=0).changed
 
 
 @pytest.mark.parametrize(
