@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
 
     try:
         loaded = getattr(import_module(f"onnxfold.{_HOME[name]}"), name)
-    except Exception as error:
+    except Exception as error:  # raised again, unless packages of other versions explain it
         from onnxfold.errors import misfit
 
         unfit = misfit(error)

@@ -252,7 +252,7 @@ def unlike(file: ModelInfo, copy: ModelInfo, *, written: bool = False) -> str:
 
 
 def as_one(shown: Iterable[ProofOutcome]) -> Proof:
-    """Return the proof of all passes, each of which was proved."""
+    """Return one proof with the counts of all passes, each of which was proved."""
     counts: dict[str, int] = {"folded_norms": 0, "centred_weights": 0}
     for part in shown:
         for name, count in part.counts.items():

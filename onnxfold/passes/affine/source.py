@@ -53,7 +53,7 @@ def source_of(view: ModelInfo, site: NormSite) -> AffineSource | Refusal | None:
 
 
 def scale_source(view: ModelInfo, site: NormSite) -> AffineSource | None:
-    """Return the affine part of a norm of one operator, with ones if it has no gamma."""
+    """Return gamma and beta of a norm that is one operator; ones stand in for a missing gamma."""
     found = source_of(view, site)
     if isinstance(found, Refusal) or (
         found is not None and (found.nodes or found.gamma is not None)

@@ -117,8 +117,8 @@ def prepare(
 def taken_apart(given: ModelInfo) -> ModelInfo | None:
     """Return a copy with norms apart from the lookups before them, or None if all are.
 
-    Nothing else is changed. A proof steps over it: the tables are the same in both models, while a
-    working copy stores parts of them, of which one node that looks up and normalizes reads all.
+    The rest stays. It is a step between a file and its working copy for a proof: the copy may store
+    only some rows of a table, but a node that looks up and normalizes might read any row.
     """
     if not any(map(_looks_up, given.nodes())):
         return None
