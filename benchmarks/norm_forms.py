@@ -11,7 +11,8 @@ LayerNorm's time to the form's, by the processor's time where one thread of a CP
 by name. Rows go to benchmarks/results/norm_forms.csv after each shape. On a GPU, with the library
 that `make cuda` builds: --provider CUDAExecutionProvider --budget 540, a model for each call.
 --forms keeps the converted models in a folder, and --shapes 8x0 measures one shape, for a machine
-that is quiet for minutes alone.
+that is quiet for minutes alone; --targets onnx leaves the kernels' forms out, for one whose memory
+does not hold a session of each form.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ _SIZES = {
 _SHAPES = {"vit": ((1, 0), (8, 0), (16, 0)), "gpt": ((1, 128), (1, 512), (1, 2048), (8, 128))}
 _FORMS = (("layer", "onnx"), ("rms", "onnx"), ("crms", "onnx"), ("short", "onnx"),
           ("rms", "kernels"), ("crms", "kernels"), ("short", "kernels"))  # fmt: skip
+Form = tuple[str, str]
 _NORMS = ("LayerNormalization", "RMSNorm", "CRMSNorm", "Center")
 
 
@@ -88,10 +91,12 @@ def exported(name: str, folder: Path) -> Path:
     return path
 
 
-def forms_of(path: Path) -> list[Variant]:
+def forms_of(path: Path, targets: Sequence[str]) -> dict[Form, Variant]:
     """Convert a model into every form that its folder lacks; raises OnnxfoldError."""
-    found = []
+    found = {}
     for form, target in _FORMS:
+        if form != "layer" and target not in targets:
+            continue
         written = path
         if form != "layer":
             written = path.with_name(f"{path.stem}-{form}-{target}.onnx")
@@ -99,7 +104,7 @@ def forms_of(path: Path) -> list[Variant]:
             to = "crms" if short else form
             if not written.exists():
                 onnxfold.convert(path, written, to=to, target=target, check=1, change_readers=short)
-        found.append(Variant(written, kernels=target == "kernels"))
+        found[form, target] = Variant(written, kernels=target == "kernels")
     return found
 
 
@@ -127,16 +132,16 @@ def fed(path: Path, batch: int, tokens: int) -> dict[str, Any]:
 
 
 def measured(
-    name: str, variants: list[Variant], batch: int, tokens: int, given: argparse.Namespace
+    name: str, forms: Mapping[Form, Variant], batch: int, tokens: int, given: argparse.Namespace
 ) -> list[Row]:
     """Time the forms of one model at one shape."""
-    feeds, provider = fed(variants[0].path, batch, tokens), given.provider
+    feeds, provider = fed(forms[_FORMS[0]].path, batch, tokens), given.provider
     # Other work on the machine lengthens the time on the clock, not that of one thread's processor.
     alone = given.threads == 1 and provider == CPU
     turns = RunCounts(given.rounds, clock=time.process_time if alone else time.perf_counter)
-    seconds = timed(variants, feeds, turns, threads=given.threads, provider=provider)
+    seconds = timed([*forms.values()], feeds, turns, threads=given.threads, provider=provider)
     rows = []
-    for (form, target), variant, own in zip(_FORMS, variants, seconds, strict=True):
+    for ((form, target), variant), own in zip(forms.items(), seconds, strict=True):
         profile = operators(variant, given.threads, (provider,), feeds)
         norms = sum(o.milliseconds for o in profile if any(word in o.name for word in _NORMS))
         row = Row(
@@ -167,6 +172,7 @@ def main() -> int:
         __doc__,
         {
             "--models": tuple(_SIZES),
+            "--targets": ("onnx", "kernels"),
             "--rounds": 11,
             "--threads": 1,
             "--provider": CPU,
@@ -190,16 +196,16 @@ def main() -> int:
 def complete(name: str, budget: Budget, given: argparse.Namespace) -> None:
     """Measure one model at each shape, as long as the budget lasts."""
     with tempfile.TemporaryDirectory() as folder:
-        variants = forms_of(exported(name, given.forms or Path(folder)))
+        forms = forms_of(exported(name, given.forms or Path(folder)), given.targets)
         if given.int8:
-            variants = [in_int8(variant) for variant in variants]
+            forms = {form: in_int8(variant) for form, variant in forms.items()}
         for batch, tokens in _SHAPES[name[:3]]:
             shape = f"{batch}x{tokens}"
             if given.shapes is not None and shape not in given.shapes:
                 continue
             if budget.ended(f"{name} is left from {shape} on"):
                 return
-            rows = measured(name, variants, batch, tokens, given)
+            rows = measured(name, forms, batch, tokens, given)
             append(given.out, rows)
             tell(rows)
 

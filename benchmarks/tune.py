@@ -30,7 +30,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -45,6 +45,8 @@ from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles
 from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
+from onnxfold.check.memory import available_bytes
+from onnxfold.graph.constants import Array, Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
@@ -64,6 +66,7 @@ _FILES: Final = {"cpu": "tune.csv", "cuda": "gpu_tune.csv"}
 # A file of the search, whose folder is this machine's alone; names of nodes may begin with / too.
 _OF_SEARCH: Final = re.compile(r"'/[^']*/\.onnxfold-[^']*/([^'/]+)'")
 _ROUNDS, _LEAST = 60, 15  # of all candidates
+_MEMORY_OF_FILE = 3  # of a session, in sizes of its file, while it is opened
 _LEAST_S = 20.0  # with less of the budget left no export begins
 
 
@@ -215,24 +218,28 @@ def against_best(
     """Time every right candidate of a result at length; ``kept`` has their files.
 
     `tune` times most candidates for a moment and a few at length; here all that are right take
-    turns at length, in one process, by the processor time of one thread.
+    turns at length, in one process, by the processor time of one thread. Where memory does not
+    hold a session of each, they race in groups with the winner, and the fastest of each at last.
     """
     entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
+    files = [_file(result, each, source, kept) for each in entrants]
+    winner = next(n for n, each in enumerate(entrants) if each is result.winner)
     (feeds,) = make_inputs(
         model_io.load(source), InputSpec.of(tuple(inputs)), count=1, seed=0, single=True
     )
-    runs = []
-    for each in entrants:
-        path = _file(result, each, source, kept)
-        session = Variant(path, each.kernels).session(1, [CPU])
-        names = {value.name for value in session.get_inputs()}
-        known = {name: array for name, array in feeds.items() if name in names}
-        runs.append(partial(session.run, None, known))
-    counts = RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time)
-    spent = take_turns(runs, counts)
-    best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
-    winner = next(n for n, each in enumerate(entrants) if each is result.winner)
-    ratios = spent[best] / spent[winner]
+
+    def best_of(heat: Sequence[int]) -> tuple[int, Float64]:
+        """Return the fastest of the winner and others, and the rounds of both."""
+        numbers = [winner, *heat]
+        runs = [_run_of(Variant(files[n], entrants[n].kernels), feeds) for n in numbers]
+        spent = take_turns(runs, RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time))
+        best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
+        return numbers[best], spent[[0, best]]
+
+    heats = _heats([path.stat().st_size for path in files], winner)
+    firsts = [best_of(heat) for heat in heats]
+    best, spent = firsts[0] if len(heats) == 1 else best_of([first for first, _ in firsts])
+    ratios = spent[1] / spent[0]
     # The winner of one export beside the best of all right candidates, the export among them.
     # ``of_best`` is how many times as fast as the best the winner is: the median over rounds with
     # the 10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that
@@ -247,6 +254,29 @@ def against_best(
         best=entrants[best].name,
         **quantiles(ratios, 4, of_best=50, of_best_low=10, of_best_high=90),
     )
+
+
+def _run_of(variant: Variant, feeds: Mapping[str, Array]) -> Callable[[], object]:
+    session = variant.session(1, [CPU])
+    names = {value.name for value in session.get_inputs()}
+    known = {name: array for name, array in feeds.items() if name in names}
+    return partial(session.run, None, known)
+
+
+def _heats(sizes: Sequence[int], winner: int) -> list[list[int]]:
+    """Divide all but the winner among races that fit in memory beside it."""
+    heats: list[list[int]] = [[]]
+    room = available_bytes() / _MEMORY_OF_FILE - sizes[winner]
+    left = room
+    for number, size in enumerate(sizes):
+        if number == winner:
+            continue
+        if size > left and heats[-1]:
+            heats.append([])
+            left = room
+        heats[-1].append(number)
+        left -= size
+    return heats
 
 
 def _file(result: TuneResult, candidate: Candidate, source: Path, kept: Path) -> Path:

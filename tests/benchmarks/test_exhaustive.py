@@ -7,15 +7,18 @@ from pathlib import Path
 import onnx
 import onnx.parser
 import onnxruntime as ort
+import pytest
 
-from benchmarks.tune import against_best
+from benchmarks import tune
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 
 
+@pytest.mark.parametrize("memory", [1 << 30, 1])  # of all at once, and of one beside the winner
 def test_all_right_candidates_are_timed_and_the_winner_is_compared_with_the_best(
-    tmp_path: Path,
+    memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tune, "available_bytes", lambda: memory)
     chain = "h0 = MatMul (x, w)" + "".join(f" h{n} = MatMul (h{n - 1}, w)" for n in range(1, 8))
     head = '<ir_version: 9, opset_import: ["" : 17]> g (float[64,256] x, float[256,256] w) => '
     heavy = f"{head} (float[64,256] t) {{ {chain} t = MatMul (h7, w) }}"
@@ -34,7 +37,7 @@ def test_all_right_candidates_are_timed_and_the_winner_is_compared_with_the_best
         "onnxruntime": ort.__version__, "model": "m", "dtype": "fp32",
         "batch": 64, "sequence": 0,
     }  # fmt: skip
-    row = against_best(result, source, kept, [], 2.0, about)
+    row = tune.against_best(result, source, kept, [], 2.0, about)
     assert (row.candidates, row.skipped, row.winner) == (3, 1, "fold-ort")
     assert row.best in ("slim", "the model as it is")
     assert row.of_best < 0.5  # nine products for one
