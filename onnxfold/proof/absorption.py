@@ -20,7 +20,7 @@ from onnxfold.graph import Fiber, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.proof.certificate import LinearLayer
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.draws import ERRORS
+from onnxfold.proof.draws import ERRORS, Drawing
 from onnxfold.proof.leaf import Leaf
 from onnxfold.proof.region import Region
 from onnxfold.proof.relation import EQUAL, Float64, Relation, is_small
@@ -183,7 +183,7 @@ class AbsorptionRule:
         """Return the axes of the output along which the difference is factor * W s."""
         r, s = self._vectors(_resized(self.parts[0].layer.inner, sizes).size, rng)
         region = self._related(sizes, r, s)
-        old, new = region.drawn(sizes, rng, scale)
+        old, new = Drawing(region, sizes).draw(rng, scale)
         totals = [self._total(part, old, s, sizes) for part in self.parts]
         for part, total in zip(self.parts, totals, strict=True):
             if part.bias is not None and part.bias.v is not None:

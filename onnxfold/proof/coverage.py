@@ -7,7 +7,8 @@ changed by itself, and the result must change. The lengths of a recurrent layer 
 step reads all channels and all weights.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -17,40 +18,61 @@ from onnxfold.operators.row import MIXTURES, Layer
 from onnxfold.operators.table import row_of
 from onnxfold.proof.sizes import Drawn
 
+# A node, an operand, and the axis along which positions come out, or None for experts.
+_Read: TypeAlias = tuple[ir.Node, ir.Value, int | None]
 READ_NO_NUMBERS = frozenset({"Shape", "Size"})
 _W, _R, _B, _LENGTHS, _P = 1, 2, 3, 4, 7  # inputs of a recurrent layer
 _CHANNELS = 2  # the axis of its X, in either layout
 
 
-def partly_read(
-    model: ir.Model,
-    nodes: Sequence[ir.Node],
-    computed: Mapping[ir.Value, Drawn],
-    differing: Mapping[ir.Value, Collection[int]],
-    drawn: Collection[ir.Value],
-) -> ir.Node | None:
-    """Return a node that skips elements along an axis in which values differ, or None.
+class Coverage:
+    """The reads of some nodes that may skip elements in which two models differ.
 
-    ``differing``: axes along which values differ; ``drawn``: the random values. Raises as
-    ``run_nodes`` does.
+    ``differing``: axes along which values differ; ``drawn``: the random values.
     """
-    axes = {value: found for value, found in differing.items() if found}
-    random = set(drawn)
-    for node in nodes if axes else ():
-        read = [value for value in node.inputs if value is not None]
-        chooses = any(value in random and _is_index(value, computed[value]) for value in read)
-        for value in read:
-            for axis in axes.get(value, ()) if chooses else ():
-                if not _reads_all(model, node, computed, value, axis):
-                    return node
-            routed = row_of(node).layer in MIXTURES and 0 in axes.get(value, ())
-            if routed and not _reads_every_expert(model, node, computed, value):
+
+    def __init__(
+        self,
+        model: ir.Model,
+        nodes: Sequence[ir.Node],
+        differing: Mapping[ir.Value, Collection[int]],
+        drawn: Collection[ir.Value],
+    ):
+        self._model, self._nodes, self._drawn = model, nodes, drawn
+        self._differing = {value: axes for value, axes in differing.items() if axes}
+        self._reads: list[_Read] | None = None if self._differing else []
+
+    def partly_read(self, computed: Mapping[ir.Value, Drawn]) -> ir.Node | None:
+        """Return a node that skips elements along an axis in which values differ, or None.
+
+        Raises as ``run_nodes`` does.
+        """
+        if self._reads is None:  # which they are depends on types and ranks alone
+            self._reads = list(self._found(computed))
+        for node, value, axis in self._reads:
+            if axis is None:
+                whole = _reads_every_expert(self._model, node, computed, value)
+            else:
+                whole = _reads_all(self._model, node, computed, value, axis)
+            if not whole:
                 return node
-        if any(value in axes for value in read):
-            axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
-        if node.op_type not in READ_NO_NUMBERS and any(value in random for value in read):
-            random.update(v for v in node.outputs if v in computed)
-    return None
+        return None
+
+    def _found(self, computed: Mapping[ir.Value, Drawn]) -> Iterator[_Read]:
+        axes, random = dict(self._differing), set(self._drawn)
+        for node in self._nodes:
+            read = [value for value in node.inputs if value is not None]
+            chooses = any(value in random and _is_index(value, computed[value]) for value in read)
+            for value in read:
+                yield from (
+                    (node, value, axis) for axis in (axes.get(value, ()) if chooses else ())
+                )
+                if row_of(node).layer in MIXTURES and 0 in axes.get(value, ()):
+                    yield node, value, None
+            if any(value in axes for value in read):
+                axes.update({v: range(np.ndim(computed[v])) for v in node.outputs if v in computed})
+            if node.op_type not in READ_NO_NUMBERS and any(value in random for value in read):
+                random.update(v for v in node.outputs if v in computed)
 
 
 def lengths_read(nodes: Iterable[ir.Node]) -> set[ir.Value | None]:

@@ -4,14 +4,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
+from math import prod
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxfold.errors import OnnxfoldError
 from onnxfold.graph import Fiber
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.region import Pair, Region
-from onnxfold.proof.sizes import SAMPLINGS, Sizes
+from onnxfold.proof.coverage import READ_NO_NUMBERS, lengths_read
+from onnxfold.proof.leaf import drawn_pair
+from onnxfold.proof.region import MOST_ELEMENTS, Pair, Region
+from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes
 
 ERRORS = (OnnxfoldError, Unprovable, ArithmeticError, LookupError, ValueError)
 LIKE_FIRST = 4
@@ -20,15 +24,70 @@ FEW = 256
 _MORE = 40
 _MANY = 1 << 14  # from this many elements on, one draw per magnitude is enough
 _MOST_CHOICES = 16
+_MOST_INDEX = 3
 _SCALES = (2.0**-10, 2.0**5)
+
+
+class Drawing:
+    """Random values of the leaves of a region, for one choice of sizes."""
+
+    def __init__(self, region: Region, sizes: Sizes):
+        self.region, self.sizes = region, sizes
+        # Integers may be indices, so none exceeds the smallest axis that they may index.
+        shapes = [sizes.of(leaf.shape) for leaf in region.leaves]
+        lengths = (n for shape in shapes for n in shape if n >= region.shortest)
+        self._most = min((_MOST_INDEX, *lengths))
+        both = zip(region.leaves, shapes, strict=True)
+        self._too_large = any(prod(shape) > MOST_ELEMENTS for leaf, shape in both if leaf.random)
+        self._leaves = [leaf.of(sizes) for leaf in region.leaves]
+        self._counts = lengths_read(region.nodes)
+        # The values whose numbers, and not only shapes, a node reads.
+        readers = (node for node in region.nodes if node.op_type not in READ_NO_NUMBERS)
+        self._read = {*region.pair, *(value for node in readers for value in node.inputs)}
+
+    def draw(
+        self, rng: np.random.Generator, scale: float
+    ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
+        """Return values in both models.
+
+        Raises Unprovable if one value would have to satisfy two relations at once.
+        """
+        if self._too_large:
+            raise Unprovable("these sizes make tensors too large to draw")
+        old: dict[ir.Value, Drawn] = {}
+        new: dict[ir.Value, Drawn] = {}
+        for leaf in self._leaves:
+            try:
+                if leaf.random and leaf.u not in self._read and leaf.v not in self._read:
+                    first = second = np.broadcast_to(0.0, self.sizes.of(leaf.shape))
+                else:
+                    least = int(leaf.u in self._counts or leaf.v in self._counts)
+                    among = range(least, least + self._most)
+                    first, second = drawn_pair(leaf, self.sizes, rng, scale, old, new, among)
+            except ArithmeticError as error:
+                raise Unprovable(f"reads a value twice: {error}") from error
+            if leaf.u is not None:
+                old[leaf.u] = np.asarray(first)  # numpy returns scalars for arrays without axes
+            if leaf.v is not None:
+                new[leaf.v] = np.asarray(second)
+        return old, new
+
+    def outputs(self, rng: np.random.Generator, scale: float) -> Pair:
+        """Return the outputs for such values; raises Unprovable as `Region.outputs` does too."""
+        return self.region.outputs(*self.draw(rng, scale))
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """Outputs of a region on random inputs for one choice of sizes."""
 
-    sizes: Sizes
+    drawing: Drawing
     pairs: list[Pair]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes of its values."""
+        return self.drawing.sizes
 
 
 def samples(
@@ -64,10 +123,10 @@ def samples(
             except ERRORS:
                 continue
         wanted -= 1
-        yield from _with_more(region, first, rng, at_first)
+        yield from _with_more(first, rng, at_first)
         at_first = 1  # the points of a line are known
     if wanted == 1 + symbolic:
-        yield from _with_more(region, _of_known_sizes(region, problem), rng, at_first)
+        yield from _with_more(_of_known_sizes(region, problem), rng, at_first)
     if symbolic and region.far:
         yield from _far(region, fibers)
 
@@ -107,15 +166,14 @@ def _far(region: Region, fibers: tuple[Fiber, ...]) -> list[Draws]:
 
 
 def _first(region: Region, sizes: Sizes, rng: np.random.Generator, count: int) -> Draws:
-    return Draws(sizes, [region.outputs(*region.drawn(sizes, rng, 1.0)) for _ in range(count)])
+    drawing = Drawing(region, sizes)
+    return Draws(drawing, [drawing.outputs(rng, 1.0) for _ in range(count)])
 
 
-def _with_more(
-    region: Region, first: Draws, rng: np.random.Generator, at_first: int
-) -> Iterator[Draws]:
+def _with_more(first: Draws, rng: np.random.Generator, at_first: int) -> Iterator[Draws]:
     yield first
     # A few elements are drawn more often, because each may be cut off by a Relu, or a mask.
     size = first.pairs[0][1].size
     more = min(_MORE, FEW // max(1, size)) + (size < _MANY) * (LIKE_FIRST - at_first)
-    drawn = (region.drawn(first.sizes, rng, scale) for scale in (*_SCALES, *[1.0] * more))
-    yield Draws(first.sizes, [region.outputs(*values) for values in drawn])
+    scales = (*_SCALES, *[1.0] * more)
+    yield Draws(first.drawing, [first.drawing.outputs(rng, scale) for scale in scales])

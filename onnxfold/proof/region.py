@@ -7,25 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.check.reference import run_nodes
+from onnxfold.check.reference import NodeRuns
 from onnxfold.graph import Fiber, Shape, node_label
 from onnxfold.graph.equality import numbers_key
 from onnxfold.proof.cone import Cone, Unprovable
-from onnxfold.proof.coverage import READ_NO_NUMBERS, lengths_read, partly_read
-from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf, drawn_pair
+from onnxfold.proof.coverage import READ_NO_NUMBERS, Coverage
+from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
 
 _FEW_ELEMENTS = 1 << 15
 _QUICK_ELEMENTS = 1 << 23  # in total
-_MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried beyond this
-_MOST_INDEX = 3
+MOST_ELEMENTS = 1 << 22  # of a leaf; smaller sizes are tried beyond this
 
 
 Pair = tuple[Float64, Float64]
@@ -36,7 +36,7 @@ _NUMBERS = frozenset({ir.AttributeType.INT, ir.AttributeType.FLOAT})
 _LISTS = frozenset({ir.AttributeType.INTS, ir.AttributeType.FLOATS})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Region:
     """Both cones, the leaves of both, and the pair (u, v) that they compute.
 
@@ -53,7 +53,7 @@ class Region:
     shapes: tuple[Shape, ...]
     shortest: int = 2
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal tests."""
         numbers: dict[ir.Value | None, int] = {None: -1}
@@ -105,12 +105,12 @@ class Region:
         same = all(a is b for a, b in zip(changed, self.leaves, strict=True))
         return None if same else replace(self, leaves=changed)
 
-    @property
+    @cached_property
     def dims(self) -> frozenset[int]:
         """The known sizes of its values."""
         return frozenset(dim for shape in self.shapes for dim in shape if isinstance(dim, int))
 
-    @property
+    @cached_property
     def symbols(self) -> tuple[str, ...]:
         """The names of unknown sizes of its leaves, except those that a layer determines."""
         named = symbols(leaf.shape for leaf in self.leaves)
@@ -123,7 +123,7 @@ class Region:
         shapes = {value: shape for value, shape in ends if value is not None}
         return dict(channels for node in self.nodes for channels in _demanded(node, shapes))
 
-    @property
+    @cached_property
     def far(self) -> int:
         """The last position that may be counted along a symbolic axis; 0 for none.
 
@@ -146,7 +146,7 @@ class Region:
         return sum(prod(sizes.of(shape)) for shape in self.shapes) <= _QUICK_ELEMENTS
 
     def _may_be_run(self, sizes: Sizes) -> bool:
-        return sum(prod(sizes.of(shape)) for shape in self.shapes) <= _MOST_ELEMENTS
+        return sum(prod(sizes.of(shape)) for shape in self.shapes) <= MOST_ELEMENTS
 
     def sizes(
         self,
@@ -201,60 +201,22 @@ class Region:
                 known = (block.inner, block.size, block.outer or 1)
                 kept |= {*known, prod(known)}
 
-    @property
+    @cached_property
     def alike(self) -> bool:
         """Whether both models have the same nodes; means of 0 would then change nothing."""
         names = [[node.op_identifier() for node in cone.nodes] for cone in (self.old, self.new)]
         return names[0] == names[1]
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
         """The nodes of both models."""
         return (*self.old.nodes, *self.new.nodes)
 
-    @property
+    @cached_property
     def constants(self) -> tuple[Drawn, ...]:
         """The numbers of the leaves with known numbers."""
         both = [array for leaf in self.leaves for array in (leaf.array, leaf.given)]
         return tuple(array for array in both if array is not None)
-
-    def drawn(
-        self, sizes: Sizes, rng: np.random.Generator, scale: float
-    ) -> tuple[dict[ir.Value, Drawn], dict[ir.Value, Drawn]]:
-        """Return random values of the leaves in both models.
-
-        Raises Unprovable if one value would have to satisfy two relations at once.
-        """
-        old: dict[ir.Value, Drawn] = {}
-        new: dict[ir.Value, Drawn] = {}
-        # Integers may be indices, so none exceeds the smallest axis that they may index.
-        lengths = (n for leaf in self.leaves for n in sizes.of(leaf.shape) if n >= self.shortest)
-        most = min((_MOST_INDEX, *lengths))
-        if any(prod(sizes.of(leaf.shape)) > _MOST_ELEMENTS for leaf in self.leaves if leaf.random):
-            raise Unprovable("these sizes make tensors too large to draw")
-        read, counts = self._read(), lengths_read(self.nodes)
-        for leaf in (leaf.of(sizes) for leaf in self.leaves):
-            try:
-                if leaf.random and leaf.u not in read and leaf.v not in read:
-                    first = second = np.broadcast_to(0.0, sizes.of(leaf.shape))
-                else:
-                    least = int(leaf.u in counts or leaf.v in counts)
-                    among = range(least, least + most)
-                    first, second = drawn_pair(leaf, sizes, rng, scale, old, new, among)
-            except ArithmeticError as error:
-                raise Unprovable(f"reads a value twice: {error}") from error
-            if leaf.u is not None:
-                old[leaf.u] = np.asarray(first)  # numpy returns scalars for arrays without axes
-            if leaf.v is not None:
-                new[leaf.v] = np.asarray(second)
-        return old, new
-
-    def _read(self) -> set[ir.Value | None]:
-        """Return the values whose numbers, and not only shapes, a node reads."""
-        return {
-            *self.pair,
-            *(v for node in self.nodes if node.op_type not in READ_NO_NUMBERS for v in node.inputs),
-        }
 
     def outputs(self, old: dict[ir.Value, Drawn], new: dict[ir.Value, Drawn]) -> Pair:
         """Return u and v for values of the leaves.
@@ -263,28 +225,42 @@ class Region:
         reach only some of the differing elements.
         """
         u, v = self.pair
-        second = self._run(self.after, self.new, new)[v]
+        second = self._sides[1].run(new)[v]
         if second.size == 0 and 0 not in self.dims:
             raise Unprovable("at these sizes nothing comes out")
         if u is None:
             return second, second
-        return self._run(self.before, self.old, old)[u], second
+        return self._sides[0].run(old)[u], second
 
     def original(self, old: Mapping[ir.Value, Drawn]) -> Float64:
         """Return u for values of its leaves."""
         u = self.pair[0]
         if u is None:
             raise Unprovable("there is no original")
-        return np.asarray(self._run(self.before, self.old, old)[u])
+        return np.asarray(self._sides[0].run(old)[u])
 
-    def _run(
-        self, model: ir.Model, cone: Cone, given: Mapping[ir.Value, Drawn]
-    ) -> dict[ir.Value, Any]:
-        computed = run_nodes(model, cone.nodes, given)
-        ends = [(value, leaf) for leaf in self.leaves for value in (leaf.u, leaf.v) if value]
+    @cached_property
+    def _sides(self) -> tuple[_Side, _Side]:
+        return (
+            _Side(self.before, self.old, self.leaves),
+            _Side(self.after, self.new, self.leaves),
+        )
+
+
+class _Side:
+    """The nodes of one model, to be run on many draws."""
+
+    def __init__(self, model: ir.Model, cone: Cone, leaves: Iterable[Leaf]):
+        ends = [(value, leaf) for leaf in leaves for value in (leaf.u, leaf.v) if value]
         differing = {value: leaf.differs_along for value, leaf in ends}
         drawn = {value for value, leaf in ends if not leaf.fixed}
-        node = partly_read(model, cone.nodes, computed, differing, drawn)
+        self._runs = NodeRuns(model, cone.nodes)
+        self._coverage = Coverage(model, cone.nodes, differing, drawn)
+
+    def run(self, given: Mapping[ir.Value, Drawn]) -> dict[ir.Value, Any]:
+        """Return all values; raises Unprovable if indices reach some of the differing elements."""
+        computed = self._runs.run(given)
+        node = self._coverage.partly_read(computed)
         if node is not None:
             raise Unprovable(f"node '{node_label(node)}' may read a part of a constant alone")
         return computed

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import digits
 from onnxfold.proof.cone import Unprovable
-from onnxfold.proof.draws import ERRORS
+from onnxfold.proof.draws import ERRORS, Drawing
 from onnxfold.proof.leaf import MAY_BE_FLOATS
 from onnxfold.proof.region import Region
 from onnxfold.proof.sizes import SAMPLINGS, Drawn
@@ -94,7 +94,7 @@ def _rounds(region: Region, dtype: ir.DataType) -> bool:
     for numbers in SAMPLINGS:
         sizes, rng = region.sizes(numbers), np.random.default_rng(0)
         try:
-            old, new = region.drawn(sizes, rng, 1.0)
+            old, new = Drawing(region, sizes).draw(rng, 1.0)
             given = dict(zip(new, _rounded(new.values(), dtype), strict=True))
             _, found = region.outputs(old, given)
         except ERRORS:

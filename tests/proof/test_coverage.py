@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.proof.coverage import partly_read
+from onnxfold.proof.coverage import Coverage
 
 
 @pytest.mark.parametrize(("ids", "whole"), [([0, 2, 1], True), ([0, 2, 2], False)])
@@ -22,7 +22,7 @@ def test_rows_that_no_index_reaches_are_left_out(ids: list[int], whole: bool) ->
     W, indices = model.graph.inputs
     table, drawn = np.random.default_rng(0).random((3, 2)), np.array(ids)
     computed = {W: table, indices: drawn, gather.outputs[0]: table[drawn]}
-    found = partly_read(model, [gather], computed, {W: [0]}, {indices})
+    found = Coverage(model, [gather], {W: [0]}, {indices}).partly_read(computed)
     assert found is (None if whole else gather)
 
 
@@ -44,6 +44,6 @@ def test_a_recurrent_layer_that_computes_no_step_reads_no_weight(
     given = layer.inputs[4]
     computed[given] = np.int32(lengths)
     for value, axes in ((W, [2]), (R, [1]), (x, [2])):
-        found = partly_read(model, [layer], computed, {value: axes}, {x, given})
+        found = Coverage(model, [layer], {value: axes}, {x, given}).partly_read(computed)
         assert found is (None if whole else layer)
-    assert partly_read(model, [layer], computed, {x: [0]}, {x, given}) is layer
+    assert Coverage(model, [layer], {x: [0]}, {x, given}).partly_read(computed) is layer

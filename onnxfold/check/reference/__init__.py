@@ -1,6 +1,7 @@
 """A streaming interpreter of ONNX models in numpy, in float64 or in the model's own types."""
 
 from onnxfold.check.reference.interpreter import (
+    NodeRuns,
     Observer,
     check_supported,
     is_supported,
@@ -23,6 +24,7 @@ from onnxfold.check.reference.kernel import (
 
 __all__ = [
     "Array",
+    "NodeRuns",
     "Observer",
     "Precision",
     "ResourceLimitError",

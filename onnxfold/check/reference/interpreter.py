@@ -5,11 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxfold.check.reference.kernel import (
@@ -22,11 +20,11 @@ from onnxfold.check.reference.kernel import (
     UnsupportedOperator,
     carried,
     find_kernel,
-    is_floating,
     is_half,
     is_wide_float,
+    rounded,
 )
-from onnxfold.errors import ModelError
+from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import node_label, operator
 from onnxfold.graph.traversal import reads
 
@@ -49,6 +47,7 @@ _KERNEL_ERRORS = (
 )
 
 
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 # The most nodes that bodies of loops may run in all, about 10 seconds; a decoder runs thousands.
 _MOST_BODY_NODES = 500_000
 
@@ -81,15 +80,31 @@ def run_nodes(
 
     ``nodes`` are in order, without bodies. Raises as ``run`` does.
     """
-    interpreter = _Interpreter(model, precision, None)
-    frame = _Frame(model.graph.opset_imports, {})
-    frame.values.update(given)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)  # it is NaN
-        for node in nodes:
-            interpreter.run_node(node, frame)
-    computed = {value: interpreter.read(item) for value, item in frame.values.items()}
-    return {value: item for value, item in computed.items() if isinstance(item, np.ndarray)}
+    return NodeRuns(model, nodes, precision).run(given)
+
+
+class NodeRuns:
+    """Runs of the same nodes on different values: kernels and attributes are looked up once."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        nodes: Sequence[ir.Node],
+        precision: Precision = Precision.FLOAT64,
+    ) -> None:
+        self._interpreter = _Interpreter(model, precision, None)
+        self._opsets, self._nodes = model.graph.opset_imports, nodes
+
+    def run(self, given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+        """Return what the nodes compute, and the given values; raises as ``run`` does."""
+        frame = _Frame(self._opsets, {}, values=dict(given))
+        interpreter = self._interpreter
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)  # it is NaN
+            for node in self._nodes:
+                interpreter.run_node(node, frame)
+        computed = {value: interpreter.read(item) for value, item in frame.values.items()}
+        return {value: item for value, item in computed.items() if isinstance(item, np.ndarray)}
 
 
 def check_supported(model: ir.Model) -> None:
@@ -155,20 +170,14 @@ def _scheduled(body: ir.Graph | ir.Function) -> _Schedule:
     return list(zip(nodes, dead, strict=True))
 
 
-@lru_cache(maxsize=4096)
-def _types_of_results(domain: str, name: str, version: int) -> tuple[int | None, ...] | None:
-    """Return for each output the input with the same type variable; None if the schema has none."""
-    if not onnx.defs.has(name, domain):
-        return None
-    try:
-        schema = onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return None
-    inputs = [parameter.type_str for parameter in schema.inputs]
-    return tuple(
-        inputs.index(parameter.type_str) if parameter.type_str in inputs else None
-        for parameter in schema.outputs
-    )
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A node's kernel and opset; and its call, if that depends on no caller and no body."""
+
+    kernel: Kernel
+    domain: str
+    version: int
+    call: Call | None
 
 
 class _Interpreter:
@@ -177,6 +186,7 @@ class _Interpreter:
         self._precision = precision
         self._observe = observe
         self._schedules: dict[ir.Graph | ir.Function, _Schedule] = {}
+        self._steps: dict[ir.Node, _Step] = {}
         self._body_nodes = 0
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -209,13 +219,13 @@ class _Interpreter:
 
     def run_node(self, node: ir.Node, frame: _Frame) -> None:
         inputs = [None if value is None else frame.find(value) for value in node.inputs]
-        attributes = _resolved(node, frame)
-        function = self._model.functions.get(node.op_identifier())
+        functions = self._model.functions
+        function = functions.get(node.op_identifier()) if functions else None
         results: Sequence[Stored]
         if function is not None:
-            results = self._call_function(function, inputs, attributes)
+            results = self._call_function(function, inputs, _resolved(node, frame))
         else:
-            results = self._call_kernel(node, inputs, attributes, frame)
+            results = self._call_kernel(node, inputs, frame)
         for value, result in zip(node.outputs, results, strict=False):
             frame.values[value] = self._observed(value, result)
 
@@ -253,22 +263,28 @@ class _Interpreter:
         self._execute(graph, frame)
         return [self.read(frame.find(value)) for value in graph.outputs]
 
-    def _call_kernel(
-        self,
-        node: ir.Node,
-        inputs: Sequence[Stored],
-        attributes: Mapping[str, ir.Attr],
-        frame: _Frame,
-    ) -> Sequence[Stored]:
+    def _step(self, node: ir.Node, frame: _Frame) -> _Step:
         domain = _domain(node.domain)
         found = find_kernel(domain, node.op_type)
         if found is None:
             raise UnsupportedOperator.at(node, "the float64 interpreter has no kernel for it")
         version = frame.opsets.get(node.domain, frame.opsets.get(domain, 1))
-        call = Call(
+        attributes = node.attributes
+        bound = any(each.is_ref() or each.type in _GRAPHS for each in attributes.values())
+        call = None if bound else Call(node, attributes, version, self._precision, _no_bodies)
+        return _Step(found, domain, version, call)
+
+    def _call_kernel(
+        self, node: ir.Node, inputs: Sequence[Stored], frame: _Frame
+    ) -> Sequence[Stored]:
+        step = self._steps.get(node)
+        if step is None:
+            step = self._steps[node] = self._step(node, frame)
+        found = step.kernel
+        call = step.call or Call(
             node,
-            attributes,
-            version,
+            _resolved(node, frame),
+            step.version,
             self._precision,
             lambda graph, data: self._run_graph(graph, data, frame),
         )
@@ -291,7 +307,7 @@ class _Interpreter:
             return [self._moved(r, *first) for r in results]
         if self._precision is Precision.FLOAT64:
             return [self.read(r) for r in results]
-        return _rounded(results, stored, found, (domain, node.op_type, version))
+        return rounded(results, stored, found, (step.domain, node.op_type, step.version))
 
     def _arguments(self, stored: Sequence[Datum], found: Kernel) -> list[Datum]:
         narrow = found.narrow if self._precision is Precision.FLOAT64 else None
@@ -329,6 +345,10 @@ class _Interpreter:
         return carried(datum, self._precision)
 
 
+def _no_bodies(graph: ir.Graph, _inputs: Sequence[Datum]) -> list[Datum]:
+    raise InvariantError(f"graph '{graph.name}' belongs to no node that is run")
+
+
 def _in_memory(stored: Stored) -> Datum:
     # Not isinstance of ir.TensorProtocol: a protocol tries all its members, for every input.
     if stored is None or isinstance(stored, (np.ndarray, list)):
@@ -348,30 +368,3 @@ def _resolved(node: ir.Node, frame: _Frame) -> Mapping[str, ir.Attr]:
             given = frame.attributes[str(attribute.ref_attr_name)]
             resolved[name] = ir.Attr(name, given.type, given.value)
     return resolved
-
-
-def _rounded(
-    results: list[Datum], inputs: Sequence[Datum], found: Kernel, key: tuple[str, str, int]
-) -> list[Datum]:
-    """Return floating results in the types that the operator declares; 16-bit ones are rounded."""
-    like = found.result_like or _types_of_results(*key)
-    rounded: list[Datum] = []
-    for position, result in enumerate(results):
-        source: int | None = 0
-        if like is not None:
-            source = like[min(position, len(like) - 1)]
-        dtype = _floating_dtype(inputs, source)
-        if dtype is not None and isinstance(result, np.ndarray) and is_floating(result.dtype):
-            rounded.append(result.astype(dtype, copy=False))
-        else:
-            rounded.append(result)
-    return rounded
-
-
-def _floating_dtype(inputs: Sequence[Datum], source: int | None) -> np.dtype[Any] | None:
-    if source is None or source >= len(inputs):
-        return None
-    datum = inputs[source]
-    if isinstance(datum, np.ndarray) and is_floating(datum.dtype):
-        return datum.dtype
-    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any, TypeAlias, TypeVar, cast
@@ -12,15 +13,18 @@ from typing import Any, TypeAlias, TypeVar, cast
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from onnxfold.errors import ModelError
 from onnxfold.graph import constant_tensor, node_label, operator
+from onnxfold.graph.constants import attribute_tensor
 from onnxfold.operators.row import Family
 from onnxfold.operators.table import find, row_of
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_FLOAT64 = np.dtype(np.float64)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _HALVES = frozenset({np.dtype(np.float16), _BFLOAT16})
 # Formats of eight bits and fewer are quantization: part of the function, not rounding noise.
@@ -88,8 +92,8 @@ def unit_roundoff(dtype: np.dtype[Any]) -> float:
 
 def carried(array: Array, precision: Precision) -> Array:
     """Return the array in the type in which `precision` represents it between nodes."""
-    if precision is Precision.FLOAT64 and is_wide_float(array.dtype):
-        return array.astype(np.float64, copy=False)
+    if precision is Precision.FLOAT64 and array.dtype != _FLOAT64 and is_wide_float(array.dtype):
+        return array.astype(_FLOAT64)
     return array
 
 
@@ -150,7 +154,7 @@ class Call:
         return self.attributes[name].as_graph()
 
     def tensor(self, name: str) -> ir.TensorProtocol | None:
-        return self.attributes[name].as_tensor() if name in self.attributes else None
+        return attribute_tensor(self.attributes[name]) if name in self.attributes else None
 
     def wants(self, index: int) -> bool:
         """Whether the node's output `index` exists."""
@@ -235,3 +239,46 @@ def _may_train(node: ir.Node) -> bool:
     told = node.inputs[2] if len(node.inputs) > 2 else None
     tensor = constant_tensor(told)
     return told is not None and (tensor is None or bool(tensor.numpy().any()))
+
+
+@lru_cache(maxsize=4096)
+def _types_of_results(domain: str, name: str, version: int) -> tuple[int | None, ...] | None:
+    """Return for each output the input with the same type variable; None if the schema has none."""
+    if not onnx.defs.has(name, domain):
+        return None
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    inputs = [parameter.type_str for parameter in schema.inputs]
+    return tuple(
+        inputs.index(parameter.type_str) if parameter.type_str in inputs else None
+        for parameter in schema.outputs
+    )
+
+
+def rounded(
+    results: list[Datum], inputs: Sequence[Datum], found: Kernel, key: tuple[str, str, int]
+) -> list[Datum]:
+    """Return floating results in the types that the operator declares; 16-bit ones are rounded."""
+    like = found.result_like or _types_of_results(*key)
+    rounded: list[Datum] = []
+    for position, result in enumerate(results):
+        source: int | None = 0
+        if like is not None:
+            source = like[min(position, len(like) - 1)]
+        dtype = _floating_dtype(inputs, source)
+        if dtype is not None and isinstance(result, np.ndarray) and is_floating(result.dtype):
+            rounded.append(result.astype(dtype, copy=False))
+        else:
+            rounded.append(result)
+    return rounded
+
+
+def _floating_dtype(inputs: Sequence[Datum], source: int | None) -> np.dtype[Any] | None:
+    if source is None or source >= len(inputs):
+        return None
+    datum = inputs[source]
+    if isinstance(datum, np.ndarray) and is_floating(datum.dtype):
+        return datum.dtype
+    return None
