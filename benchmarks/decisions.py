@@ -55,6 +55,7 @@ _PROBES = "_noted_reached", "_noted_order", "_noted_start", "_noted_end"
 
 
 Functions = dict[CodeType, list[FunctionType]]
+Turns = Callable[[ast.AST], Iterator[ast.expr]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +99,21 @@ class _Swap(ast.NodeTransformer):
         return self._new if node is self._old else self.generic_visit(node)
 
 
-def mutants_of(path: Path, first: int = 0) -> Iterator[Callable[[], Mutant]]:
+def mutants_of(path: Path, first: int = 0, turns: Turns = turned) -> Iterator[Callable[[], Mutant]]:
     """Yield a maker of each mutant of a module; they are numbered from ``first`` on."""
     source = path.read_text()
-    for number in range(len(_pairs(ast.parse(source)))):
-        yield partial(_mutant, path, source, number, first)
+    for number in range(len(_pairs(ast.parse(source), turns))):
+        yield partial(_mutant, path, source, number, first, turns)
 
 
-def _pairs(tree: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+def _pairs(tree: ast.AST, turns: Turns = turned) -> list[tuple[ast.expr, ast.expr]]:
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.expr))
-    return [(node, new) for node in nodes for new in turned(node)]
+    return [(node, new) for node in nodes for new in turns(node)]
 
 
-def _mutant(path: Path, source: str, number: int, first: int) -> Mutant:
+def _mutant(path: Path, source: str, number: int, first: int, turns: Turns) -> Mutant:
     tree = ast.parse(source)
-    old, new = _pairs(tree)[number]
+    old, new = _pairs(tree, turns)[number]
     words = old.lineno, ast.unparse(old), ast.unparse(new)
     ast.fix_missing_locations(_Swap(old, new).visit(tree))
     module = str(path).removeprefix(f"{ROOT}/")
@@ -205,8 +206,9 @@ def _changed(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, Code
         yield before, after
         inner = [code for code in before.co_consts if isinstance(code, CodeType)]
         others = [code for code in after.co_consts if isinstance(code, CodeType)]
-        for one, other in zip(inner, others, strict=True):
-            yield from _changed(one, other)
+        if len(inner) == len(others):  # otherwise a lambda went with what is left out
+            for one, other in zip(inner, others, strict=True):
+                yield from _changed(one, other)
 
 
 def living() -> Functions:

@@ -146,7 +146,8 @@ def merge(
     known = read(path) if path.exists() else []
     kept = [old for old in known if old[key] in order and old[key] not in names]
     # Older rows have no number for a column that is new.
-    _put(path, sorted([*kept, *new], key=lambda row: order.index(row[key])), new[0])
+    every = sorted([*kept, *new], key=lambda row: order.index(row[key]))
+    _put(path, every, (new or every)[0])
 
 
 def _as_text(row: Any) -> dict[str, str]:

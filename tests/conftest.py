@@ -9,6 +9,7 @@ import pytest
 
 # They find what passes name (onnxfold.graph.model_info).
 import onnxfold.recognition
+import onnxfold.streams.model_transfers
 import onnxfold.targets.lowering  # noqa: F401
 from onnxfold.target import TRAITS
 from tests.cli.command import Cli

@@ -43,7 +43,7 @@ _ROWS = (
     Operator(
         "MultiHeadAttention",
         family=Family.MULTI_HEAD_ATTENTION,
-        law="P(A V) = A (P V) within a head, without a bias",
+        law="P(A V) = A (P V) within a head, without a bias; a shift of all keys is ignored",
         masks=(4,),
         kernel="attention",
     ),

@@ -326,7 +326,7 @@ _LINEAR = (
     Operator(
         "Attention",
         family=Family.ATTENTION,
-        law="P(A V) = A (P V) within a head",
+        law="P(A V) = A (P V) within a head; a shift of all keys is ignored",
         kernel="delegated",
     ),
 )

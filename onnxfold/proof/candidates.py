@@ -64,6 +64,14 @@ class Candidates:
         found.update(dict.fromkeys(_of_parts(list(found))))
         return tuple(sorted(found, key=lambda fiber: (-fiber.size, fiber.part is None)))
 
+    def after_sums(self, region: Region) -> tuple[Fiber, ...]:
+        """Return fibers along which s may be constant if some leaf has u = v + s: one axis each."""
+        if not any(leaf.relation.adds for leaf in region.leaves):
+            return ()
+        target = self._after.shape(region.pair[1]) or ()
+        found = (whole_axes(target, (axis,)) for axis in range(len(target)))
+        return tuple(fiber for fiber in found if fiber is not None and fiber.size > 1)
+
     def of_turn(self, region: Region) -> tuple[Turn, ...]:
         """Return rotations that may relate the outputs: the leaves' rotations."""
         u, v = region.pair

@@ -130,6 +130,11 @@ class Relation:
         return not self.one_sided and sum(off) > _FAR
 
     @property
+    def adds(self) -> bool:
+        """Whether u = v + s."""
+        return self.r is not None and bool(np.all(self.r == 1))
+
+    @property
     def one_sided(self) -> bool:
         """Whether it fixes numbers of one value independently of the other: r = 0."""
         return self.r is not None and not np.all(self.r)

@@ -82,6 +82,11 @@ class Tester:
         named = self._remembered(_Question(region, slack, self._whole, fibers, turns=turns))
         return named or self._line(region, slack)
 
+    def shift(self, region: Region, fibers: tuple[Fiber, ...]) -> Relation | None:
+        """Return a relation: along one of these fibers the outputs differ by a constant."""
+        slack = max((leaf.slack for leaf in region.leaves), default=0.0)
+        return self._remembered(_Question(region, slack, self._whole, fibers))
+
     def _line(self, region: Region, slack: float) -> Relation | None:
         """Return u = r * v + s, if possible by a test shared with other numbers.
 

@@ -304,6 +304,8 @@ class _Walker:
                 if key not in tried:
                     tried.add(key)
                     found, shown = self._test(region)
+                    if found is None and not drawn:
+                        found = self._shift(region)
                     if found is not None and not found.known:
                         return weaker
                     if found is not None and self._is_enough(found, region, drawn):
@@ -313,6 +315,11 @@ class _Walker:
                 if not drawn:
                     break
         return weaker
+
+    def _shift(self, region: Region) -> Relation | None:
+        """Return u = v + c if a product sums up s of a leaf, as of keys, to one number of a row."""
+        fibers = self._fibers_near.after_sums(region)
+        return self._tester.shift(region, fibers) if fibers else None
 
     def _is_enough(self, found: Relation, region: Region, drawn: Collection[ir.Value]) -> bool:
         """Whether neither a wider region nor actual numbers for drawn ones can show more.

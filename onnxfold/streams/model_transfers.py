@@ -7,7 +7,7 @@ Two questions are asked by the backward walk (planning) and by the forward proof
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxfold.graph import Fiber, ModelInfo, Reader
+from onnxfold.graph import Fiber, ModelInfo, Reader, whole_axes
+from onnxfold.graph.channels import Channels
 from onnxfold.graph.constants import Array
 from onnxfold.graph.model_info import Fact
 from onnxfold.norms import NORMS
@@ -23,7 +24,14 @@ from onnxfold.norms.site import AffinePart, NormForm, NormSite, mean_subtracted_
 from onnxfold.operators import facets
 from onnxfold.operators.families.reduce import Centring
 from onnxfold.operators.families.rules import transfer_of
-from onnxfold.operators.families.transfer import Backward, Carried, ZeroMean, refuse, refuse_value
+from onnxfold.operators.families.transfer import (
+    IGNORED,
+    Backward,
+    Carried,
+    ZeroMean,
+    refuse,
+    refuse_value,
+)
 from onnxfold.operators.table import row_of
 from onnxfold.refusal import Refusal, RefusalCode, refuse_overridable
 from onnxfold.streams import fiber_parts
@@ -324,6 +332,28 @@ class ModelTransfers:
                 return leak
         return None
 
+    def ignores(self, value: ir.Value, channels: Channels) -> bool:
+        """Whether no result depends on a shift of a value that varies along channels alone."""
+        shape = self.view.shape(value) or ()
+        others = (axis for axis in range(len(shape)) if axis not in channels.axes)
+        fibers = (whole_axes(shape, (axis,)) for axis in others)
+        return any(fiber is not None and self._is_lost(Point(value, fiber)) for fiber in fibers)
+
+    def _is_lost(self, start: Point) -> bool:
+        """Whether no output depends on a shift of a point that is constant along its fiber."""
+        waiting, seen = [start], {start}
+        while waiting:
+            point = waiting.pop()
+            if self.view.is_output(point.value):
+                return False
+            for reader in self.view.readers(point.value):
+                moved = self.forward(point, reader)
+                if isinstance(moved, Refusal):
+                    return False
+                waiting += (each for each in moved if each not in seen)
+                seen.update(moved)
+        return True
+
 
 def _operands(point: Point, origin: Backward) -> set[Point]:
     """Return the points on which one depends."""
@@ -346,3 +376,8 @@ def _transfers(info: ModelInfo) -> ModelTransfers:
 @TRANSFERS_OF_PARTS.found_by
 def _transfers_of_parts(info: ModelInfo) -> ModelTransfers:
     return ModelTransfers(info, NORMS.of(info), of_parts=True)
+
+
+@IGNORED.found_by
+def _ignored(info: ModelInfo) -> Callable[[ir.Value, Channels], bool]:
+    return TRANSFERS.of(info).ignores

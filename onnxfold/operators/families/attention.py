@@ -3,13 +3,16 @@
 Y = A V per head, with weights A that depend on queries and keys alone.  An element of a head of V
 meets only the same element of the same head of Y, so P along elements of one head is carried into
 V, whatever A is: masks, caps and sinks of the scores change A, not the law.
+
+A shift c of all keys is ignored: q (k + c)' = q k' + q c' adds the same number to all scores of a
+query, and Softmax over the keys does not see it.  A cap of the scores does, and so does a sink.
 """
 
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxfold.graph import AxisBlock, Fiber, ModelInfo
+from onnxfold.graph import AxisBlock, Fiber, ModelInfo, whole_axes
 from onnxfold.graph.operands import operand
 from onnxfold.operators.families.transfer import (
     Backward,
@@ -21,18 +24,22 @@ from onnxfold.operators.families.transfer import (
 )
 from onnxfold.refusal import RefusalCode
 
-_VALUE, _PRESENT_VALUE = 2, 2  # an input, an output
+_KEY, _VALUE, _PRESENT_VALUE = 1, 2, 2  # two inputs, an output
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Y = A V per head: P along elements of one head applies to V, in the same head."""
+    """Y = A V per head: P along elements of one head applies to V, in the same head.
+
+    ``sinks``: scores may meet others than those of keys, or keys be turned.
+    """
 
     heads: str  # the attribute with the number of heads of Y
     value_heads: str  # and of V
     caches: tuple[int, int]  # inputs with the past keys and values, [batch, heads, .., size]
     inputs: int  # number of known inputs; later ones quantize or share a cache
     biases: tuple[int, ...] = ()  # inputs that are added to V
+    sinks: bool = False
 
     def backward(self, view: ModelInfo, node: ir.Node, output: int, fiber: Fiber) -> Backward:
         if output != 0:
@@ -49,6 +56,8 @@ class Attention:
         return broken(node, fiber) if inner is None else Carried(((_VALUE, inner),))
 
     def forward(self, view: ModelInfo, node: ir.Node, index: int, fiber: Fiber) -> Forward:
+        if index == _KEY and self._ignores(view, node, fiber):
+            return ()
         if index != _VALUE or not self._plain(node):
             return None
         y, v = view.rank(node.outputs[0]), view.rank(node.inputs[_VALUE])
@@ -57,6 +66,19 @@ class Attention:
             return None
         outer = _within_heads(fiber, v - 1, y - 1, size, self._copies(node, y, self.heads))
         return None if outer is None else ((0, outer),)
+
+    def _ignores(self, view: ModelInfo, node: ir.Node, fiber: Fiber) -> bool:
+        """Whether a shift of K that is constant along a fiber moves all keys alike."""
+        shape, others = view.shape(node.inputs[_KEY]), node.outputs[1:]
+        given = [index for index, value in enumerate(node.inputs) if value is not None]
+        if shape is None or len(shape) not in (3, 4) or max(given) >= self.inputs or self.sinks:
+            return False
+        if any(value.uses() or value.is_graph_output() for value in others):
+            return False  # the cache keeps the keys, or somebody reads the scores
+        if self.caches[0] in given or node.attributes.get_float("softcap"):
+            return False
+        keys = whole_axes(shape, (len(shape) - 2,))
+        return keys is not None and fiber.covers(keys)
 
     def _plain(self, node: ir.Node) -> bool:
         """Whether V is one input, to which nothing is joined and which no cache keeps."""

@@ -120,7 +120,9 @@ TRANSFERS: Mapping[Family, Transfer] = {
     Family.GATHER: _PLAIN,
     Family.GATHER_ND: _PLAIN,
     Family.GEMM: _LAYER,
-    Family.GROUP_QUERY_ATTENTION: Attention("num_heads", "kv_num_heads", (3, 4), inputs=12),
+    Family.GROUP_QUERY_ATTENTION: Attention(
+        "num_heads", "kv_num_heads", (3, 4), inputs=12, sinks=True
+    ),
     Family.MASKED: _PLAIN,
     Family.MATMUL: _LAYER,
     Family.MATMUL_BLOCKS: Linear(why=refuse_codes),

@@ -13,12 +13,15 @@ The forward transfer names for an input and fiber the outputs that may carry it;
 the backward transfer confirms them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, node_label, operator
+from onnxfold.graph.channels import Channels
+from onnxfold.graph.model_info import Fact
 from onnxfold.refusal import Refusal, RefusalCode
 
 
@@ -40,6 +43,13 @@ class ZeroMean:
 
 Backward = Carried | ZeroMean | Refusal
 Forward = tuple[tuple[int, Fiber], ...] | None
+
+
+IGNORED: Fact[Callable[[ir.Value, Channels], bool]] = Fact("shifts that nothing sees")
+"""Whether no result of the model depends on a shift of a value that varies along channels alone.
+
+Keys have one: q (k + c)' = q k' + q c', the same for every key, and Softmax over keys ignores that.
+"""
 
 
 class Transfer(Protocol):

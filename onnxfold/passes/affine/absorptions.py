@@ -22,7 +22,7 @@ from onnxfold.graph.constants import HALVES, Float64
 from onnxfold.operators.families.absorb import AbsorbingLayer
 from onnxfold.operators.families.cut_parts import cut_of, element_readers
 from onnxfold.operators.families.reactions import adds_bias, behind_layout
-from onnxfold.operators.families.transfer import refuse
+from onnxfold.operators.families.transfer import IGNORED, refuse
 from onnxfold.operators.families.weight_roots import EditPlace, root_of
 from onnxfold.passes.affine.affine_walk import ReachedLayer
 from onnxfold.passes.affine.plan import Absorption
@@ -265,6 +265,7 @@ def with_new_biases(
 ) -> list[Absorption] | Refusal:
     """Add a bias after readers without one if that costs less than the shift does now.
 
+    Readers whose own shift nothing sees, as that of keys, need none.
     ``addition``: the cost of a new Add, for the tensor to which it is added.
     """
     made: list[Absorption] = []
@@ -272,7 +273,7 @@ def with_new_biases(
     cost, shape = 0, view.shape(shifted.x) or ()
     for item, reader in zip(found, readers, strict=True):
         node = item.reader.node
-        if reader.biases:
+        if reader.biases or IGNORED.of(view)(node.outputs[0], item.absorbs.output):
             made.append(reader)
             continue
         place = _behind(view, node, item.absorbs, reader.outer)

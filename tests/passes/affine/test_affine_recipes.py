@@ -48,7 +48,7 @@ MOVED = {
     "t5-small": Moved(5, 4, 0, 0, 0),
     "vit-b16": Moved(5, 5, 5, 5, 2),
     "whisper-tiny-decoder": Moved(7, 4, 7, 4, 4),
-    "whisper-tiny-encoder": Moved(5, 2, 5, 2, 2),
+    "whisper-tiny-encoder": Moved(5, 4, 5, 4, 2),
 }
 
 
