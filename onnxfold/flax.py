@@ -1,4 +1,4 @@
-"""Training with centred weights in Flax NNX; importing this needs the extra ``onnxfold[flax]``.
+"""Training with centered weights in Flax NNX; importing this needs the extra ``onnxfold[flax]``.
 
 As in ``onnxfold.torch``: W is trained, the layer computes with V = W - mean of W over the outputs,
 and RMSNorm behind it computes what LayerNorm computed, with the same gradients.
@@ -43,7 +43,7 @@ class FlaxRMSNorm(nnx.Module):
 
 
 def cbwc(layer: nnx.Module) -> FlaxCentred:
-    """Return a layer that computes with its kernel, or table, and bias centred.
+    """Return a layer that computes with its kernel, or table, and bias centered.
 
     For nnx.Linear, LinearGeneral to one axis, Conv of one group and Embed.  The parameters stay
     those of the layer, ``.layer``, and are what an optimizer trains and decays.  Raises TypeError

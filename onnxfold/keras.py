@@ -1,4 +1,4 @@
-"""Training with centred weights in Keras 3; importing this needs the extra ``onnxfold[keras]``.
+"""Training with centered weights in Keras 3; importing this needs the extra ``onnxfold[keras]``.
 
 As in ``onnxfold.torch``: W is trained, the layer computes with V = W - mean of W over the outputs,
 and RMSNorm behind it computes what LayerNorm computed, with the same gradients, on any backend.
@@ -58,7 +58,7 @@ def _mean(x: Any) -> Any:
 
 
 def cbwc(layer: keras.layers.Layer) -> KerasCentred:
-    """Return a layer that computes with its kernel, or table, and bias centred.
+    """Return a layer that computes with its kernel, or table, and bias centered.
 
     For Dense, Conv of one group, and Embedding.  The variables stay those of the layer, ``.layer``,
     and are what an optimizer trains and decays.  Raises TypeError for other layers, and for an

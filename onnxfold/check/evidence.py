@@ -33,6 +33,9 @@ _DRAWS_OF_CODES = 16
 # The least number of runs with disturbed weights and results, and the number before a model is
 # reported wrong.
 RUNS, MOST_RUNS = 2, 8
+_ONLY_PROVED = (
+    "a model that cannot be run here can be optimized with --check 0, which only proves the result"
+)
 _OF_DISTURBED = "what moving every weight and result by a rounding does to it"
 
 
@@ -130,9 +133,7 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
         try:
             plain, optimized = (engine.run(original, feeds, optimize=on) for on in (False, True))
         except CannotLoad as error:
-            raise ModelError(
-                f"{error}; a model that cannot be run here can only be written with --no-check"
-            ) from error
+            raise ModelError(f"{error}; {_ONLY_PROVED}") from error
         except CannotRun as error:
             failed.append(error)
         else:
@@ -141,8 +142,7 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
         inputs = _shown(failed[0].feeds or sampled.feeds[0])
         raise ModelError(
             f"{original.label} does not run on the inputs {inputs}; if they do not suit the model, "
-            "give others with --inputs; a model that cannot be run here can only be written with "
-            f"--no-check ({failed[0]})"
+            f"give others with --inputs; {_ONLY_PROVED} ({failed[0]})"
         ) from failed[0]
     return Evidence(
         "onnxruntime",

@@ -50,7 +50,7 @@ class CannotRun(ModelError):  # noqa: N818
 
 
 class CannotLoad(CannotRun):
-    """ONNX Runtime cannot load a model, whatever its inputs are."""
+    """ONNX Runtime cannot load a model, or returns no tensors, whatever its inputs are."""
 
 
 def why_not_onnxruntime(model: ir.Model) -> str | None:
@@ -157,7 +157,8 @@ class OnnxRuntime:
             for sample in samples:
                 feeds = {name: x for name, x in sample.items() if name in wanted}
                 with _bounded(source) as options:
-                    outputs.append(_by_name(session, names, session.run(None, feeds, options)))
+                    results = session.run(None, feeds, options)
+                outputs.append(_by_name(source, session, names, results))
             return outputs
         except runtime_errors() as error:
             told = CannotRun(f"{source.label}: onnxruntime cannot run it: {one_line(error)}")
@@ -181,7 +182,7 @@ class OnnxRuntime:
                     feeds = {name: x for name, x in values.items() if name in wanted}
                     with _bounded(source) as options:
                         results = session.run(list(piece.gives), {**weights, **feeds}, options)
-                    values.update(_by_name(session, piece.gives, results))
+                    values.update(_by_name(source, session, piece.gives, results))
                     for name in piece.last_read:
                         values.pop(name, None)
             except runtime_errors() as error:
@@ -244,12 +245,16 @@ def _bounded(source: ModelSource) -> Iterator[Any]:
         timer.cancel()
 
 
-def _by_name(session: Any, names: Sequence[str], results: Sequence[Any]) -> dict[str, Array]:
+def _by_name(
+    source: ModelSource, session: Any, names: Sequence[str], results: Sequence[Any]
+) -> dict[str, Array]:
     types = {output.name: output.type for output in session.get_outputs()}
     outputs = {}
     for name, result in zip(names, results, strict=True):
         if not isinstance(result, np.ndarray):
-            raise CannotRun(f"output {name!r} is not a tensor, and only tensors can be compared")
+            raise CannotLoad(
+                f"{source.label}: output {name!r} is not a tensor, and only tensors can be compared"
+            )
         # NumPy lacks this type, so ONNX Runtime returns the bits.
         outputs[name] = result.view(_FLOAT8) if types[name] == _FLOAT8_TENSOR else result
     return outputs

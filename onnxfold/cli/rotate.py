@@ -34,11 +34,11 @@ def rotate(
 
     Outliers in few channels take most steps of an integer scale. An orthogonal matrix, moved into
     the weights before and after, spreads them over all channels, and no RMSNorm sees it: OUT is a
-    float model that computes what IN does, with no operator more. LayerNorms are folded first, and
+    float model that computes what IN does, with no more operators. LayerNorms are folded first, and
     gammas moved.
 
-    The quantised IN and one quantised file for each rotation are compared with the float64 run of
-    IN, on --data or on drawn inputs. The one with the least error is written, not quantised; where
+    The quantized IN and one quantized file for each rotation are compared with the float64 run of
+    IN, on --data or on drawn inputs. The one with the least error is written, not quantized; where
     none errs at most 0.9 times as much as IN, OUT is IN.
 
     `onnxfold rotate model.onnx -o turned.onnx --to int8 --data samples.npz`

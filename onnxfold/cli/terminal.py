@@ -85,10 +85,9 @@ def check_reports(
             raise UsageError(f"--report {report}: the name must end in {' or '.join(kinds)}")
         if any(other is not None and _same_file(report, other) for other in others):
             raise UsageError(f"--report {report}: the command reads or writes it; name another")
-        if not os.access(report.parent, os.W_OK | os.X_OK):
-            raise ModelError(
-                f"cannot write the report '{report}': no writable folder '{report.parent}'"
-            )
+        folder = os.path.dirname(os.path.realpath(report))  # a report is written through a link
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ModelError(f"cannot write the report '{report}': no writable folder '{folder}'")
         if os.path.exists(report) and not os.access(report, os.W_OK):
             raise ModelError(f"cannot write the report '{report}': the file is not writable")
     model_io.check_reports_replaceable(reports or (), force=force)

@@ -32,6 +32,9 @@ _TUNED = f"{METADATA_KEY}.tune"  # the note of a search
 _OF_OTHERS = (
     "{}: it exists, and onnxfold did not write it; give another output, or --force to replace it"
 )
+_LINK_TO_NOTHING = (
+    "{}: it is a link to '{}', which does not exist; give that path, or --force to replace the link"
+)
 _COPIED = "user.onnxfold.copy"  # the file attribute of byte-for-byte copies that this program wrote
 
 
@@ -117,12 +120,15 @@ class _Head(HTMLParser):
 def check_replaceable(
     destination: str | os.PathLike[str], *, source: Path | None, force: bool
 ) -> None:
-    """Raise UsageError for an existing file that this program did not write, without `force`.
+    """Raise UsageError for a file that this program did not write, without `force`.
 
-    A copy of the input passes, because that is written when nothing changes; `stage` calls this
-    without `source`, so that no other model replaces the copy.
+    Also for a link to nothing, which this program does not make: its target may be on a disk that
+    is not mounted. A copy of the input passes, because that is written when nothing changes;
+    `stage` calls this without `source`, so that no other model replaces the copy.
     """
     path = Path(destination)
+    if not force and os.path.islink(path) and not os.path.exists(path):
+        raise UsageError(_LINK_TO_NOTHING.format(show(path), show(os.path.realpath(path))))
     if force or not os.path.isfile(path) or not os.stat(path).st_size or is_ours(path):
         return
     if source is not None and os.path.isfile(source) and same_bytes(path, source):

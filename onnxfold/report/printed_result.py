@@ -200,13 +200,19 @@ def _output(report: Mapping[str, Any], source: Path | None) -> Iterator[_Line]:
         if written.get("advice"):
             yield _Line(written["advice"])
         yield from (_Line(f"note: {note}", spare=True) for note in written.get("notes", ()))
-    if report["changed"] and source is not None:
+    if report["changed"] and source is not None and not _refused(report):
         command = (
             "next: onnxfold",
             "bench",
             *map(shlex.quote, (str(source), shown_path(written["path"]))),
         )
         yield _Line(words=command, joint=" \\")
+
+
+def _refused(report: Mapping[str, Any]) -> bool:
+    """Whether ONNX Runtime cannot load one of the two models, so that `bench` would refuse it."""
+    counted = report.get("before_after")
+    return counted is not None and bool(refusal_notes(counted))
 
 
 def _files(written: Mapping[str, Any]) -> Iterator[str]:

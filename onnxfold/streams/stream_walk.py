@@ -166,7 +166,7 @@ class StreamWalk:
         return None
 
     def ends(self, point: Point, site: NormSite) -> bool:
-        """Whether a norm, one of whose nodes reads a point, normalises it."""
+        """Whether a norm, one of whose nodes reads a point, normalizes it."""
         return site.input is point.value and site.fiber == point.fiber
 
     def end(self, point: Point, site: NormSite) -> Refusal | None:

@@ -23,7 +23,7 @@ from onnxfold.refusal import Refusal
 from onnxfold.target import Target
 
 NormSetting: TypeAlias = tuple[Statistics, int, float]
-"""What is divided by what, how many last axes are normalised, and epsilon."""
+"""What is divided by what, how many last axes are normalized, and epsilon."""
 
 
 class Fusion(Protocol):

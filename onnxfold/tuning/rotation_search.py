@@ -44,7 +44,7 @@ WORTH = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RotationRow:
-    """A candidate: its seed, None for the model as it is, and the error of its quantised file."""
+    """A candidate: its seed, None for the model as it is, and the error of its quantized file."""
 
     seed: int | None
     error: float
@@ -67,9 +67,9 @@ class RotationResult:
 def search(
     model: str | os.PathLike[str], output: str | os.PathLike[str], options: RotationOptions
 ) -> RotationResult:
-    """Write the model in the basis whose quantised file errs least; as it is where none does.
+    """Write the model in the basis whose quantized file errs least; as it is where none does.
 
-    Raises ModelError where no stream can be rotated, or nothing can be quantised or run; DataError
+    Raises ModelError where no stream can be rotated, or nothing can be quantized or run; DataError
     for data that does not suit the model.
     """
     source = Path(model)

@@ -51,7 +51,7 @@ class QuantisedWeight:
 
 
 def holder_of(value: ir.Value, reader: Reader) -> Reader:
-    """Return the operand that a fixed weight is asked of: codes of the reader, or dequantised."""
+    """Return the operand that a fixed weight is asked of: codes of the reader, or dequantized."""
     codes = row_of(reader.node).layer in OF_CODES
     return reader if codes else Reader(known_producer(value), 0)
 

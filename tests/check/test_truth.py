@@ -42,6 +42,23 @@ def test_many_candidates_are_judged_against_one_float64_run(
     assert found == [verify(original, changed, samples=3, seed=5) for changed in (right, wrong)]
 
 
+@pytest.mark.parametrize(
+    ("body", "types", "reason"),
+    [
+        ("y = org.x.Foo (x)", "float[M, 8] y", "onnxruntime cannot load it: "),
+        ("y = SequenceConstruct (x)", "seq(float[M, 8]) y", "output 'y' is not a tensor"),
+    ],
+)
+def test_a_model_that_no_inputs_suit_is_told_the_proof_alone(
+    body: str, types: str, reason: str
+) -> None:
+    original = ModelSource(graph(body, "float[M, 8] x", types, {}))
+    with pytest.raises(ModelError, match=reason) as caught:
+        truth_of(original)
+    assert "optimized with check=0, which only proves the result" in str(caught.value)
+    assert "inputs=" not in str(caught.value)
+
+
 def test_further_runs_of_the_original_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original, wrong = source(), source(one_gamma(weights()))
     truth = truth_of(original)

@@ -86,6 +86,48 @@ def test_an_empty_file_is_replaced(two: Path) -> None:
     assert is_ours(two / "empty.onnx")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimize", "a.onnx", "link.onnx", "--no-check"),
+        ("optimize", "a.onnx", "--output-dir", "out", "--no-check"),
+        ("convert", "a.onnx", "link.onnx", "--to", "rms", "--no-check"),
+        ("tune", "a.onnx", "-o", "link.onnx", "--budget", "3"),
+        ("rotate", "a.onnx", "-o", "link.onnx", "--to", "int8"),
+    ],
+)
+def test_a_link_to_nothing_is_replaced_only_by_force(
+    two: Path, words: tuple[str, ...], cli: Cli
+) -> None:
+    """As of a disk that is not mounted."""
+    link = two / ("out/a.onnx" if "out" in words else "link.onnx")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(two / "unmounted" / "fast.onnx")
+    assert cli(*words) == 2
+    said = " ".join("".join(cli.readouterr()).split())
+    assert "it is a link to" in said
+    assert "which does not exist; give that path, or --force to replace the link" in said
+    assert link.is_symlink()
+
+
+def test_force_replaces_a_link_to_nothing(two: Path) -> None:
+    (two / "link.onnx").symlink_to("nowhere.onnx")
+    onnxfold.optimize("a.onnx", "link.onnx", check=None, force=True)
+    assert is_ours(two / "link.onnx")
+    assert not (two / "link.onnx").is_symlink()
+    assert not (two / "nowhere.onnx").exists()
+
+
+def test_a_report_whose_link_leads_to_no_folder_is_refused_at_once(two: Path, cli: Cli) -> None:
+    (two / "r.json").symlink_to(two / "unmounted" / "r.json")
+    assert cli("optimize", "a.onnx", "-o", "out.onnx", "--report", "r.json") == 3
+    assert "cannot write the report 'r.json': no writable folder" in cli.readouterr().err
+    assert not (two / "out.onnx").exists()
+    (two / "unmounted").mkdir()
+    assert cli("optimize", "a.onnx", "-o", "out.onnx", "--report", "r.json") == 0
+    assert (two / "unmounted" / "r.json").is_file()
+
+
 def test_a_copy_of_the_input_is_replaced_by_another_copy_alone(two: Path, cli: Cli) -> None:
     """Somebody keeps the copy, but what is written when nothing changes has the same bytes."""
     for name in ("a", "b"):

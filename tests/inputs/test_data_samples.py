@@ -33,6 +33,11 @@ def test_a_row_is_a_sample(tmp_path: Path) -> None:
     assert found.label == f"10 rows of {tmp_path / 'data.npz'}"
 
 
+def test_an_input_of_strings_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^input 's' is not a tensor of numbers: no data"):
+        read_samples(saved(tmp_path, x=ROWS), model("float[N, 4] x, string[N] s"), None)
+
+
 def test_only_the_first_rows_are_read_and_that_is_said(tmp_path: Path) -> None:
     found = read_samples(saved(tmp_path, x=ROWS), model(), None, rows=3)
     assert (found.rows, found.more, len(found.feeds)) == (3, True, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 import shlex
@@ -79,6 +80,17 @@ def test_the_next_command_can_be_copied_and_no_path_or_number_is_cut(
     words = shlex.split(command.replace("\\\n", ""))  # as a shell reads it
     assert words == ["onnxfold", "bench", f"models/{'m' * 40}", path]
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_timing_that_would_be_refused_is_not_recommended(
+    digits: dict[str, Any], side: str
+) -> None:
+    counted = copy.deepcopy(digits["before_after"])
+    counted[side] |= {"session_operators": None, "session_refusal": "ONNX Runtime cannot load it"}
+    said = _said(digits | {"before_after": counted}, DIGITS)
+    assert f"{side}: ONNX Runtime cannot load it" in said
+    assert "next:" not in said
 
 
 _GOLDEN = """\

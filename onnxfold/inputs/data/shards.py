@@ -192,7 +192,7 @@ class InputSignature:
 def _input(model: ir.Model, value: ir.Value) -> Input:
     if value.dtype is None or value.dtype is ir.DataType.STRING:
         raise UsageError(
-            f"input '{value.name}'is not a tensor of numbers: no data can be read for it"
+            f"input '{value.name}' is not a tensor of numbers: no data can be read for it"
         )
     limits = index_range(model, value) if value.dtype.is_integer() else None
     return Input(

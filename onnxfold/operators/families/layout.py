@@ -109,7 +109,7 @@ def repeated(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:
 def gathered(view: ModelInfo, node: ir.Node) -> Mapping[int, int] | None:
     """Gather picks rows along ``axis``: P gather(x, i) = gather(P' x, i) off the fiber.
 
-    With a constant table this is an embedding: each row of the table is centred.
+    With a constant table this is an embedding: each row of the table is centered.
     """
     rank, inserted = view.rank(node.inputs[0]), view.rank(node.inputs[1])
     if rank is None or inserted is None:

@@ -20,7 +20,7 @@ class EditPlace:
     """The constant from which layouts compute an operand, and its reader there.
 
     ``channels`` and ``outer`` are in the coordinates of the constant.  ``fixed``: its numbers are
-    known and cannot change, for it is what a node dequantises, or the codes of a layer.
+    known and cannot change, for it is what a node dequantizes, or the codes of a layer.
     """
 
     value: ir.Value

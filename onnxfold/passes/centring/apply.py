@@ -37,7 +37,7 @@ def apply(edit: Editor, decision: CentringDecision, settings: Settings) -> None:
 
 
 def _drop(edit: Editor, bare: BareCentring) -> None:
-    """Let the readers of x - mean(x) read x, which is centred; an output keeps its name."""
+    """Let the readers of x - mean(x) read x, which is centered; an output keeps its name."""
     new = NewNodes(edit.info.opset)
     x = bare.input
     if bare.output.is_graph_output():
