@@ -22,7 +22,6 @@ it errs by one rounding of the outputs. A bias that becomes infinite is not move
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +42,6 @@ _PART_BYTES = 16 << 20
 _MAGNITUDE = np.uint16(0x7FFF)
 _FEW_BITS = int(np.float16(2**-12).view(np.uint16))
 
-Result = TypeVar("Result")
 _SAMPLED_ROWS = 64
 
 
