@@ -24,12 +24,11 @@ import onnx
 from benchmarks.harness import arguments
 from benchmarks.rows import RESULTS, Row, merge, tell
 from models.digits_vit.data import HELDOUT
-from onnxfold import model_io
-from onnxfold.check import ModelSource
 from onnxfold.check.budget import Budget, judge_budget
 from onnxfold.check.evidence import run_changed
 from onnxfold.check.runners import Outputs
 from onnxfold.check.truth import Truth, truth_of
+from onnxfold.model_io.load import open_source
 from onnxfold.options import Metric
 
 MODELS = ("digits_vit", "minilm")
@@ -104,7 +103,7 @@ def _rows(
     calibration: Feeds,
     lost: Callable[[Sequence[Outputs], Sequence[Outputs]], float],
 ) -> Iterator[Row]:
-    truth = truth_of(ModelSource(model_io.load(path), path), samples=0, data=feeds)
+    truth = truth_of(open_source(path), samples=0, data=feeds)
     for conversion, convert in _conversions(calibration).items():
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "converted.onnx"
@@ -115,7 +114,7 @@ def _rows(
 def _row(name: str, conversion: str, path: Path, truth: Truth, lost: Callable[..., float]) -> Row:
     import onnxruntime
 
-    changed = ModelSource(model_io.load(path), path)
+    changed = open_source(path)
     outputs = run_changed(changed, truth.feeds, truth.evidence.engine, optimize=True)
     wide = Budget(dict.fromkeys(Metric, 1e300))
     found = judge_budget(truth.outputs, outputs, wide).outputs[0]

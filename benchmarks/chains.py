@@ -34,7 +34,7 @@ from models.parameters import randomise_constants
 from models.recipe import Attention, DynamicAxes, ExporterName, Settings
 from models.table import find
 from onnxfold.runtime.interleaved_timing import Variant
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.runtime.sessions import session_operators
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.steps import STEPS, Context, ToolStep
 

@@ -39,13 +39,13 @@ from benchmarks.disk import DiskRun, disk_to_disk, ended
 from benchmarks.harness import arguments, quantiles
 from benchmarks.rows import RESULTS, Row, append, tell
 from onnxfold import model_io
-from onnxfold.cli.startup import go_on_as_usual, start_quickly
+from onnxfold.cli.guard import go_on_as_usual, start_quickly
 
 __all__ = ["main"]
 
 _EXPORTED = Path("build") / "bench" / "gpt2.onnx"
 # As the command does: without what onnx-ir imports for symbolic arithmetic.
-_QUICKLY = "from onnxfold.cli.startup import start_quickly; start_quickly(); "
+_QUICKLY = "from onnxfold.cli.guard import start_quickly; start_quickly(); "
 _DEPENDENCIES = f"{_QUICKLY}import numpy, onnx, onnx_ir"
 # Memory is read from outside, some hundredths of a second before the end.
 _IMPORTS = (

@@ -30,7 +30,7 @@ import numpy as np
 import onnxruntime as ort
 
 from benchmarks.gpu import device, device_named
-from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles
+from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, outputs_on, quantiles
 from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import File, filled, first_input, prepare, run_optimizer, scratch_in
 from onnxfold import model_io
@@ -40,7 +40,6 @@ from onnxfold.runtime.interleaved_timing import (
     Provider,
     RunCounts,
     Variant,
-    outputs_on,
     take_turns,
     values_on,
 )

@@ -19,8 +19,7 @@ from onnxfold.runtime.interleaved_timing import (
     Bound,
     RunCounts,
     Variant,
-    memory_of,
-    outputs_on,
+    memory_for,
     take_turns,
     values_on,
 )
@@ -32,6 +31,7 @@ __all__ = [
     "Budget",
     "arguments",
     "failed",
+    "outputs_on",
     "quantiles",
     "show_bars",
     "timed",
@@ -123,7 +123,7 @@ def timed(
 ) -> npt.NDArray[np.float64]:
     """Open a session of each variant on the same inputs and outputs; return [variant, round]."""
     sessions = [variant.session(threads, (provider,)) for variant in variants]
-    memory = memory_of(provider)
+    memory = "cuda" if provider.startswith("CUDA") else "cpu"
     given, made = values_on(memory, feeds), outputs_on(memory, sessions[0], feeds)
     return take_turns([Bound(session, given, made).run for session in sessions], turns)
 
@@ -147,3 +147,10 @@ def show_bars(bars: Iterable[Bar]) -> None:
     for bar in bars:
         missed = "" if bar.reached >= bar.least else ", MISSED"
         print(f"{bar.what}: {bar.reached:.3f}, bar {bar.least:g}{missed}", flush=True)
+
+
+def outputs_on(memory: str, session: Any, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """Return device memory for a session's outputs, which sessions of one model may share."""
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, dict(feeds))
+    return memory_for(memory, session, dict(zip(names, arrays, strict=True)))

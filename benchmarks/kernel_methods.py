@@ -11,9 +11,9 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.graphs import model, node_of_norm
-from benchmarks.harness import CPU
+from benchmarks.harness import CPU, outputs_on
 from onnxfold.operators.functions import DOMAIN
-from onnxfold.runtime.interleaved_timing import Bound, outputs_on, values_on
+from onnxfold.runtime.interleaved_timing import Bound, values_on
 from onnxfold.runtime.library import register
 
 __all__ = ["OPERATIONS", "OURS", "bound", "chain"]

@@ -29,7 +29,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.plan import ScaledStream, ScalePlan
 from onnxfold.passes.basis.scale_streams import apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.observing import observe
+from onnxfold.pipeline.basis_passes import observe
 
 ROOT = Path(__file__).resolve().parents[1]
 CHOOSING, LARGER, PLANTED, TIMES = 64, 16, 3, 15.0

@@ -45,10 +45,10 @@ from benchmarks.harness import BUDGET, CPU, Budget, arguments, failed, quantiles
 from benchmarks.rows import RESULTS, Row, append, tell
 from benchmarks.subjects import filled, first_input, scratch_in
 from onnxfold import model_io
-from onnxfold.check.memory import available_bytes
 from onnxfold.graph.constants import Array, Float64
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.runtime.interleaved_timing import RunCounts, Variant, take_turns
+from onnxfold.runtime.sessions import available_bytes
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 from onnxfold.tuning.tuner import TuneFailed
 

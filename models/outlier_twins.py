@@ -37,7 +37,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.recognition import find_norms
 from onnxfold.refusal import Refusal
 from onnxfold.weights.edited import edited
-from onnxfold.weights.edits import Scale
+from onnxfold.weights.evaluation import Scale
 from onnxfold.weights.rotations import RotatedTensor
 
 Array = npt.NDArray[Any]

@@ -1,5 +1,6 @@
 """Errors for the user, each with its exit code of the command line."""
 
+import os
 import re
 from typing import ClassVar
 
@@ -119,3 +120,34 @@ def one_line(error: Exception) -> str:
     """Return the message of another library's error, as one line of at most 300 characters."""
     text = _PLACE.sub("", _NUMBER.sub("", " ".join(str(error).split())))
     return text if len(text) <= _LONGEST_LINE else text[:_LONGEST_LINE] + "..."
+
+
+# A message ends with the fault, so a long name is cut in the middle.
+_HEAD, _TAIL = 240, 160
+
+
+def escaped(text: str) -> str:
+    """Return a text with line breaks and other control characters escaped, of bounded length."""
+    if len(text) > _HEAD + _TAIL:
+        text = f"{text[:_HEAD]}...{text[-_TAIL:]}"
+    return printable(text)
+
+
+def show(path: str | os.PathLike[str]) -> str:
+    """Return a path as it appears in a message."""
+    return escaped(os.fspath(path))
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """Return the path of a written file as short as it can be named from the working folder."""
+    if not os.path.exists("."):  # the working folder was removed
+        return os.fspath(path)
+    return os.fspath(path).removeprefix(os.path.join(os.path.realpath("."), ""))
+
+
+def first_cause(error: BaseException) -> str:
+    """Return the first line of the deepest cause of an error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return escaped(lines[0]) if lines else type(error).__name__

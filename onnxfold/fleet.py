@@ -1,13 +1,17 @@
 """Many models: finding them, their destinations, and the work on each, here or on Ray.
 
 Models are distributed, never parts of one. An error of one is recorded in its row, and the others
-continue.
+continue. Native code may crash: where that must end only one, it runs as a command of its own.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -15,7 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, UsageError, one_line
+from onnxfold.errors import (
+    CommandInterruptedError,
+    InvariantError,
+    ModelError,
+    OnnxfoldError,
+    UsageError,
+    VerificationError,
+    one_line,
+)
 
 LOCAL = "local"  # the address of a cluster that is started here, and stopped after the work
 _PATIENCE_S = 10.0
@@ -205,3 +217,37 @@ def _await(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+
+
+_BY_EXIT_CODE = {error.exit_code: error for error in (VerificationError, UsageError, ModelError)}
+_PREFIX = "onnxfold: "
+
+
+def optimized_apart(
+    model: Path, output: Path | None, words: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Optimize a file with these options of the command line; return its report and its warnings.
+
+    A project file is not read. Raises as :func:`onnxfold.optimize` does, and OnnxfoldError if the
+    process dies.
+    """
+    where = () if output is None else ("-o", str(output))
+    with tempfile.TemporaryDirectory(prefix="onnxfold-") as folder:
+        report = Path(folder, "report.json")
+        told = ("--report", str(report), *where, *words, "--", str(model))
+        done = subprocess.run(  # noqa: S603  # our own command
+            [sys.executable, "-m", "onnxfold", "--no-config", "-q", "optimize", *told],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        said = [line.removeprefix(_PREFIX) for line in done.stderr.strip().splitlines()]
+        if done.returncode == CommandInterruptedError.exit_code:
+            raise CommandInterruptedError
+        if done.returncode:
+            raise _BY_EXIT_CODE.get(done.returncode, OnnxfoldError)(
+                said[-1] if said else f"it ended with exit code {done.returncode} and no word"
+            )
+        return json.loads(report.read_text(encoding="utf-8")), said

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onnxfold.api.known_names import suggesting
-from onnxfold.check import BudgetVerification, ModelSource, Verification
+from onnxfold.check import BudgetVerification, Verification
 from onnxfold.errors import UsageError
 from onnxfold.model_io.load import open_source
 from onnxfold.option_checks import bytes_of, listed
@@ -29,9 +29,8 @@ from onnxfold.pipeline import decide_all, unwanted
 from onnxfold.pipeline.error_context import error_context
 from onnxfold.pipeline.stage_timer import Stages, StageTimer
 from onnxfold.report.before_after import before_and_after
-from onnxfold.report.document import inspection
+from onnxfold.report.document import inspection, stored_twice
 from onnxfold.report.inspection import Inspection, node_changes, node_rows
-from onnxfold.report.stored_twice import stored_twice
 from onnxfold.shapes import infer
 from onnxfold.shapes.claims import check_claims
 from onnxfold.target import Target
@@ -215,10 +214,9 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
     limits = [max_error] if isinstance(max_error, int | float) else [*max_error]
     bounds = {"limit": limit, "rtol": rtol, "atol": atol}
     _check_metrics(metrics, limits, rows if data is None else None, bounds)
-    sources = [open_source(model) for model in (original, rewritten)]
-    if sources[1].path is not None:
-        check_order(sources[1].path)
-    first, second = (ModelSource(source.model, source.path) for source in sources)
+    first, second = open_source(original), open_source(rewritten)
+    if second.path is not None:
+        check_order(second.path)
     given: dict[str, Any] = {
         "spec": InputSpec.of(inputs) if inputs else None,
         "providers": listed(providers) or None,
@@ -229,13 +227,13 @@ def verify(  # noqa: PLR0913  # each is an option of the command line
         "seed": seed,
         **{name: bound for name, bound in bounds.items() if bound is not None},
     }
-    with error_context(sources[0]):
+    with error_context(first):
         label = None
         if data is not None:
             from onnxfold.inputs.data.samples import DEFAULT_ROWS, read_samples
 
-            model, path = sources[0].model, sources[0].path
-            read = read_samples(Path(data), model, path, DEFAULT_ROWS if rows is None else rows)
+            count = DEFAULT_ROWS if rows is None else rows
+            read = read_samples(Path(data), first.model, first.path, count)
             given["data"], label = read.feeds, read.label
         if metrics:
             budget = chosen_budget(metrics, limits, second.model)

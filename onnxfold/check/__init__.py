@@ -3,6 +3,6 @@
 This package exports the result types; the work is in ``compare``, which is imported only to check.
 """
 
-from onnxfold.check.result import BudgetVerification, ModelSource, OutputCheck, Verification
+from onnxfold.check.result import BudgetVerification, OutputCheck, Verification
 
-__all__ = ["BudgetVerification", "ModelSource", "OutputCheck", "Verification"]
+__all__ = ["BudgetVerification", "OutputCheck", "Verification"]

@@ -26,9 +26,9 @@ from onnxfold.check.common_values import (
 )
 from onnxfold.check.local_errors import Contribution, LocalErrors, results
 from onnxfold.check.reference import Array
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs, suited
 from onnxfold.graph import node_label, operator
+from onnxfold.model_io.load import Source
 
 # A contribution from this share of the whole error on explains it.
 _EXPLAINS = 0.25
@@ -74,8 +74,8 @@ class Blame:
 
 
 def blame(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     engine: OnnxRuntime | None = None,
@@ -95,8 +95,8 @@ def blame(
 
 
 def broken(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     allowed: float,
@@ -121,8 +121,8 @@ def _place(found: Contribution) -> int:
 
 
 def rank(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     engine: OnnxRuntime | None = None,
@@ -135,8 +135,8 @@ def rank(
 
 
 def _of_worst(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     feeds: Sequence[Feeds],
     truths: Sequence[Outputs],
     engine: OnnxRuntime,

@@ -7,7 +7,7 @@ budget. The defaults are argued from measured models in docs/verify.md.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -120,14 +120,7 @@ class BudgetReport:
             "passed": self.passed,
             "sentence": self.sentence,
             "outputs": [
-                {
-                    "name": output.name,
-                    "dtype": output.dtype,
-                    "mean": _finite(output.mean),
-                    "worst": _finite(output.worst),
-                    "worst_sample": output.worst_sample,
-                    "fault": output.fault,
-                }
+                asdict(output) | {"mean": _finite(output.mean), "worst": _finite(output.worst)}
                 for output in self.outputs
             ],
         }

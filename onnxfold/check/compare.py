@@ -6,19 +6,20 @@ from typing import Unpack
 
 from onnxfold.check.blame import Blame, blame, broken
 from onnxfold.check.budget import Budget
-from onnxfold.check.criterion import AcceptanceCriterion, Tolerance
-from onnxfold.check.result import BudgetVerification, ModelSource, Verification
+from onnxfold.check.criterion import AcceptanceCriterion
+from onnxfold.check.result import BudgetVerification, Verification
 from onnxfold.check.runners import CannotRun, OnnxRuntime
 from onnxfold.check.traps import traps
 from onnxfold.check.truth import Progress, Truth, TruthOptions, judged, truth_of, within
 from onnxfold.errors import UsageError, VerificationError
+from onnxfold.model_io.load import Source
 from onnxfold.option_checks import check_number
 from onnxfold.options import DEFAULT_NOISE_LIMIT
 
 
 def verify(
-    original: ModelSource,
-    rewritten: ModelSource,
+    original: Source,
+    rewritten: Source,
     *,
     limit: float = DEFAULT_NOISE_LIMIT,
     rtol: float | None = None,
@@ -50,8 +51,8 @@ def verify(
 
 
 def verify_within(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     budget: Budget,
     *,
     progress: Progress | None = None,
@@ -88,7 +89,7 @@ def verify_within(
     )
 
 
-def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ...]:
+def _unloadable(changed: Source, providers: Sequence[str]) -> tuple[str, ...]:
     """Return which of several providers reject a model when used alone, and why."""
     found = []
     for provider in providers if len(providers) > 1 else ():
@@ -100,8 +101,8 @@ def _unloadable(changed: ModelSource, providers: Sequence[str]) -> tuple[str, ..
 
 
 def _truth(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     progress: Progress | None,
     asked: TruthOptions,
     *,
@@ -123,9 +124,7 @@ def _end(progress: Progress | None, truth: Truth) -> None:
         progress(total, total)
 
 
-def _broken(
-    original: ModelSource, changed: ModelSource, truth: Truth, budget: Budget
-) -> tuple[Blame, ...]:
+def _broken(original: Source, changed: Source, truth: Truth, budget: Budget) -> tuple[Blame, ...]:
     """Return nodes that are wrong by themselves; empty if ONNX Runtime cannot run both."""
     engine = truth.evidence.engine
     if engine is None:
@@ -137,7 +136,7 @@ def _broken(
 
 
 def _blamed(
-    original: ModelSource, changed: ModelSource, truth: Truth
+    original: Source, changed: Source, truth: Truth
 ) -> tuple[tuple[Blame, ...], tuple[str, ...]]:
     """Return the nodes at fault, and why none are known."""
     engine = truth.evidence.engine
@@ -157,10 +156,10 @@ def _criterion(limit: float, rtol: float | None, atol: float | None) -> Acceptan
     check_number("atol", atol)
     if rtol is None and atol is None:
         return AcceptanceCriterion(limit)
-    return AcceptanceCriterion(limit, Tolerance(rtol or 0.0, atol or 0.0))
+    return AcceptanceCriterion(limit, (rtol or 0.0, atol or 0.0))
 
 
-def check_interface(original: ModelSource, changed: ModelSource) -> None:
+def check_interface(original: Source, changed: Source) -> None:
     """Raise VerificationError if inputs or outputs differ in name or order."""
     for kind in ("inputs", "outputs"):
         before, after = (

@@ -39,19 +39,14 @@ _ENOUGH = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Bounds that a user sets instead: |r - t| <= atol + rtol |t| everywhere."""
-
-    rtol: float
-    atol: float
-
-
-@dataclass(frozen=True, slots=True)
 class AcceptanceCriterion:
-    """The allowed multiple of the original's noise, or the user's bounds instead."""
+    """The allowed multiple of the original's noise, or the user's ``tolerance`` instead.
+
+    That is (rtol, atol): |r - t| <= atol + rtol |t| everywhere.
+    """
 
     limit: float
-    tolerance: Tolerance | None = None
+    tolerance: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,8 @@ def judge(
     size, noise = rms(t), max(map(rms, noises))
     bound = criterion.limit * max(noise, _least(roundoff, size))
     if criterion.tolerance is not None:
-        allowed = criterion.tolerance.atol + criterion.tolerance.rtol * np.abs(t)
+        rtol, atol = criterion.tolerance
+        allowed = atol + rtol * np.abs(t)
         fault, bound = _outside(error, allowed), float(allowed.max())
     return Judgement(float(error.max()), rms(error), noise, ratio, fault, t.size, bound, size)
 

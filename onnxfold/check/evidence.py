@@ -9,7 +9,6 @@ import onnx_ir as ir
 from onnxfold.check.disturbance import disturbed, disturbed_model
 from onnxfold.check.float64_runs import OwnRuns, Sampled
 from onnxfold.check.reference import is_code, is_wide_float, unit_roundoff
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import (
     CannotLoad,
     CannotRun,
@@ -23,6 +22,7 @@ from onnxfold.check.runners import (
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph.constants import HALVES
 from onnxfold.graph.traversal import all_graphs
+from onnxfold.model_io.load import Source
 from onnxfold.shapes import fill_types
 
 # With fewer elements than this, rms errors depend on luck, so noise is drawn several times.
@@ -122,7 +122,7 @@ def _scattered(sampled: Sampled, own: OwnRuns, seed: int) -> Evidence:
     )
 
 
-def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
+def _against_runtime(original: Source, sampled: Sampled, engine: OnnxRuntime) -> Evidence:
     missing = why_not_onnxruntime(original.model)
     if missing is not None:
         raise VerificationError(
@@ -159,7 +159,7 @@ def _against_runtime(original: ModelSource, sampled: Sampled, engine: OnnxRuntim
 
 
 def run_changed(
-    changed: ModelSource, feeds: Sequence[Feeds], engine: OnnxRuntime | None, *, optimize: bool
+    changed: Source, feeds: Sequence[Feeds], engine: OnnxRuntime | None, *, optimize: bool
 ) -> list[Outputs]:
     """Run the changed model as the original ran; raises VerificationError if it does not run."""
     feeds = [suited(each, changed.model) for each in feeds]
@@ -210,7 +210,7 @@ def _depth(model: ir.Model) -> int:
 
 def with_more_noise(
     evidence: Evidence,
-    original: ModelSource,
+    original: Source,
     feeds: Sequence[Feeds],
     outputs: Iterable[str],
     seed: int,
@@ -269,7 +269,7 @@ def _computed(model: ir.Model) -> frozenset[ir.DataType]:
 
 def _runs_of_disturbed(
     engine: OnnxRuntime,
-    original: ModelSource,
+    original: Source,
     feeds: Sequence[Feeds],
     draws: int,
     seed: int,
@@ -280,7 +280,7 @@ def _runs_of_disturbed(
     Returns the runs numbered from `known` to `draws`.
     """
     seeds = range(seed + known, seed + draws)
-    sources = (ModelSource(disturbed_model(original.model, one)) for one in seeds)
+    sources = (Source(disturbed_model(original.model, one)) for one in seeds)
     return [engine.run(source, feeds, optimize=False) for source in sources]
 
 
@@ -291,7 +291,7 @@ def _has_halves(model: ir.Model) -> bool:
 
 def against_itself(
     evidence: Evidence,
-    original: ModelSource,
+    original: Source,
     feeds: Sequence[Feeds],
     outputs: Iterable[str],
     engine: OnnxRuntime,

@@ -24,13 +24,14 @@ from onnxfold.check.reference import (
     run,
 )
 from onnxfold.check.reference.kernel import check_size
-from onnxfold.check.result import FAR, ModelSource
+from onnxfold.check.result import FAR
 from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, Outputs, why_not_onnxruntime
 from onnxfold.errors import InvariantError, ModelError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import FLOATS
 from onnxfold.graph.dims import is_number
 from onnxfold.inputs import FEWER_INDICES, IMAGE_SIDES, InputSpec, make_inputs
+from onnxfold.model_io.load import Source
 from onnxfold.shapes import infer
 
 
@@ -38,7 +39,7 @@ from onnxfold.shapes import infer
 class OwnRuns:
     """The runs of one model, each made once for the same arrays."""
 
-    original: ModelSource
+    original: Source
     engine: OnnxRuntime
     _known: list[tuple[Outputs, Outputs, Outputs]] = field(default_factory=list, repr=False)
 

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from onnxfold.check.budget import distance
 from onnxfold.check.common_values import Between, Common, between, common_values, show_codes
 from onnxfold.check.reference import Array
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import CannotRun, Feeds, OnnxRuntime, Outputs, suited
 from onnxfold.graph.edit import add_last, redirect, set_outputs, splice_behind, sweep
+from onnxfold.model_io.load import Source
 
 _SCALAR = ir.Shape(())
 _WHERE_SINCE = 9
@@ -82,7 +82,7 @@ def run_switched(
         {**feeds, **off, f"{name}/on": np.array(True), f"{name}/given": array}
         for name, array in given
     ]
-    found = engine.run(ModelSource(copy), samples, optimize=False) if wanted else []
+    found = engine.run(Source(copy), samples, optimize=False) if wanted else []
     return [{name: each[called[name]] for name in wanted} for each in found]
 
 
@@ -125,7 +125,7 @@ def _give(model: ir.Model, outputs: Sequence[ir.Value]) -> None:
 def _run(engine: OnnxRuntime, model: ir.Model, feeds: Feeds) -> Outputs:
     if not model.graph.outputs:
         return {}
-    return engine.run(ModelSource(model), [feeds], optimize=False)[0]
+    return engine.run(Source(model), [feeds], optimize=False)[0]
 
 
 # The memory of values that are compared together, at most 8 bytes per element.

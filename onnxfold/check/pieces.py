@@ -14,11 +14,11 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from onnxfold.check.memory import weight_bytes
 from onnxfold.check.reference import Array
 from onnxfold.errors import ModelError
 from onnxfold.model_io.tensor_places import detach, payload, take_number, tensor_protos
 from onnxfold.model_io.wire import EMBEDDED_BYTES
+from onnxfold.runtime.sessions import weight_bytes
 
 # Weights of this size or more are inputs of a piece; smaller ones are embedded in it.
 _FED_BYTES = 4096

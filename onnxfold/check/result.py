@@ -2,10 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import onnx_ir as ir
 
 if TYPE_CHECKING:  # their types need imports that a result does not
     from onnxfold.check.blame import Blame
@@ -13,18 +10,6 @@ if TYPE_CHECKING:  # their types need imports that a result does not
 
 # A relative error of ONNX Runtime that rounding explains only in chaotic and quantized models.
 FAR = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A model, and its file if there is one, from which a runtime reads it."""
-
-    model: ir.Model
-    path: Path | None = None
-
-    @property
-    def label(self) -> str:
-        return "the model" if self.path is None else str(self.path)
 
 
 @dataclass(frozen=True, slots=True)

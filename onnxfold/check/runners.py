@@ -16,7 +16,6 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.check.memory import session_bytes, stored_bytes
 from onnxfold.check.pieces import Pieces
 from onnxfold.check.reference import (
     Array,
@@ -25,14 +24,14 @@ from onnxfold.check.reference import (
     is_stochastic,
     run,
 )
-from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, one_line
 from onnxfold.graph.traversal import all_nodes
+from onnxfold.model_io.load import Source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors
-from onnxfold.runtime.openable import fatal_node, takes_name
-from onnxfold.targets.installed import MOST_NODES
+from onnxfold.runtime.sessions import fatal_node, session_bytes, stored_bytes, takes_name
+from onnxfold.targets.costs import MOST_NODES
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]
@@ -115,7 +114,7 @@ class OnnxRuntime:
         return f"onnxruntime {onnxruntime.__version__} {', '.join(self.providers)}"
 
     def run(
-        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+        self, source: Source, samples: Sequence[Feeds], *, optimize: bool
     ) -> list[dict[str, Array]]:
         """Return outputs for each sample, with all graph optimizations or none.
 
@@ -138,7 +137,7 @@ class OnnxRuntime:
     def _run(
         self,
         content: str | bytes,
-        source: ModelSource,
+        source: Source,
         samples: Sequence[Feeds],
         *,
         optimize: bool,
@@ -166,7 +165,7 @@ class OnnxRuntime:
             raise told from error
 
     def _run_pieces(
-        self, source: ModelSource, samples: Sequence[Feeds], *, optimize: bool
+        self, source: Source, samples: Sequence[Feeds], *, optimize: bool
     ) -> list[dict[str, Array]]:
         pieces = self.pieces(source.model)
         known = [dict(sample) for sample in samples]
@@ -220,7 +219,7 @@ def _packs(model: ir.Model) -> bool:
 
 
 @contextmanager
-def _bounded(source: ModelSource) -> Iterator[Any]:
+def _bounded(source: Source) -> Iterator[Any]:
     """Yield options of a run, ended with CannotRun after some minutes if the model loops.
 
     Raises CannotRun for one that was.

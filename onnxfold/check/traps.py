@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnxfold.check.common_values import tensor_types
 from onnxfold.check.pieces import reads_of
-from onnxfold.check.result import ModelSource
 from onnxfold.errors import ModelError, VerificationError
 from onnxfold.graph import node_label
 from onnxfold.graph.constants import HALVES
 from onnxfold.model_io import show
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.model_io.load import Source
+from onnxfold.runtime.sessions import session_operators
 
 _SQUARES, _MEANS = frozenset({"Mul", "Pow"}), frozenset({"ReduceMean", "ReduceSum"})
 _QUANTIZED_FORMS = frozenset({"Conv", "Gemm", "MatMul"})
@@ -52,7 +52,7 @@ def _early(nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.NodeProto, str] | None
     return None
 
 
-def traps(original: ModelSource, changed: ModelSource) -> tuple[str, ...]:
+def traps(original: Source, changed: Source) -> tuple[str, ...]:
     """Return notes on frequent defects in a file like the changed one.
 
     They do not decide the verdict.
@@ -122,7 +122,7 @@ def _largest(value: ir.Value) -> float:
     return max(abs(float(array.max(initial=0))), abs(float(array.min(initial=0))))
 
 
-def _unfused(changed: ModelSource) -> str | None:
+def _unfused(changed: Source) -> str | None:
     """Describe operators between Q and DQ nodes that a CPU session computes in float.
 
     A file that does not load gets no note.

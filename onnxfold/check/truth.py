@@ -21,15 +21,16 @@ from onnxfold.check.evidence import (
     without_overflow,
 )
 from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, OwnRuns, Sampled, sample, sample_given
-from onnxfold.check.memory import available_bytes
 from onnxfold.check.reference import is_code, is_wide_float
-from onnxfold.check.result import FAR, ModelSource, OutputCheck, Verification
+from onnxfold.check.result import FAR, OutputCheck, Verification
 from onnxfold.check.runners import Feeds, OnnxRuntime, Outputs
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.graph import node_label, operator
 from onnxfold.inputs import ROWS, InputSpec
+from onnxfold.model_io.load import Source
 from onnxfold.option_checks import check_count
 from onnxfold.options import DEFAULT_NOISE_LIMIT
+from onnxfold.runtime.sessions import available_bytes
 
 Progress = Callable[[int, int], None]
 Found = dict[str, list[Judgement]]
@@ -70,7 +71,7 @@ class Truth:
         """Why there is only ONNX Runtime's truth, or None."""
         return self.evidence.reason
 
-    def noisier(self, original: ModelSource, names: Sequence[str]) -> Evidence:
+    def noisier(self, original: Source, names: Sequence[str]) -> Evidence:
         """Return evidence with further runs of the original, for outputs that failed at first."""
         key = tuple(names)
         if key not in self._noisier:
@@ -94,7 +95,7 @@ class TruthOptions(TypedDict, total=False):
 
 
 def truth_of(  # noqa: PLR0913  # each is an option of the command line
-    source: ModelSource,
+    source: Source,
     *,
     spec: InputSpec | None = None,
     samples: int = 2,
@@ -175,7 +176,7 @@ def _joined(drawn: Sampled, given: Sampled) -> Sampled:
     return Sampled(feeds, [*drawn.truths, *given.truths], "", drawn.single)
 
 
-def within(changed: ModelSource, truth: Truth, budget: Budget) -> BudgetReport:
+def within(changed: Source, truth: Truth, budget: Budget) -> BudgetReport:
     """Judge whether a changed model, run in ONNX Runtime, is within an error budget of the truth.
 
     Raises VerificationError if it does not run.
@@ -189,8 +190,8 @@ def within(changed: ModelSource, truth: Truth, budget: Budget) -> BudgetReport:
 
 
 def judged(
-    original: ModelSource,
-    changed: ModelSource,
+    original: Source,
+    changed: Source,
     truth: Truth,
     criterion: AcceptanceCriterion | None = None,
     outputs: Callable[[bool], list[Outputs]] | None = None,
@@ -250,7 +251,7 @@ def judged(
     )
 
 
-def _pieces(pair: tuple[ModelSource, ModelSource], evidence: Evidence) -> int:
+def _pieces(pair: tuple[Source, Source], evidence: Evidence) -> int:
     """Return in how many pieces ONNX Runtime ran the larger model; 1 if both were whole."""
     engine = evidence.engine
     if engine is None:
@@ -331,7 +332,7 @@ def _check(
 
 
 def _worst(
-    pair: tuple[ModelSource, ModelSource],
+    pair: tuple[Source, Source],
     feeds: Sequence[Feeds],
     found: Found,
     checks: Sequence[OutputCheck],

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, escaped
 from onnxfold.graph.constants import Array
-from onnxfold.model_io import one_line, show
+from onnxfold.model_io import show
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -102,12 +102,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for shard in shards:
         for stored in _header(folder / shard):
             if stored.name in tensors:
-                raise ModelError(f"{show(folder)}: two shards contain '{one_line(stored.name)}'")
+                raise ModelError(f"{show(folder)}: two shards contain '{escaped(stored.name)}'")
             tensors[stored.name] = stored
     for name, shard in (wanted or {}).items():
         if name not in tensors or tensors[name].path != folder / shard:
             raise ModelError(
-                f"{show(folder / shard)}: '{one_line(name)}', which the index has there, is missing"
+                f"{show(folder / shard)}: '{escaped(name)}', which the index has there, is missing"
             )
     return Checkpoint(folder, config, shards, tensors)
 
@@ -118,7 +118,7 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(f"{show(path)}: there is no such file") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{show(path)}: cannot be read: {one_line(str(error))}") from error
+        raise ModelError(f"{show(path)}: cannot be read: {escaped(str(error))}") from error
     if not isinstance(document, dict):
         raise ModelError(f"{show(path)}: it does not contain a JSON object")
     return document
@@ -130,7 +130,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise ModelError(f"{show(folder / INDEX)}: it has no weight_map of names to files")
     for file in sorted(set(found.values())):
         if Path(file).name != file:
-            raise ModelError(f"{show(folder / INDEX)}: '{one_line(file)}' is not a file name")
+            raise ModelError(f"{show(folder / INDEX)}: '{escaped(file)}' is not a file name")
         if not (folder / file).is_file():
             raise ModelError(f"{show(folder / file)}: this shard is missing; download it again")
     return found
@@ -155,7 +155,7 @@ def _header(path: Path) -> Iterator[StoredTensor]:
             if offset != path.stat().st_size:
                 raise ModelError(f"{show(path)}: a tensor of it has a type that is not known")
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{show(path)}: cannot be read: {one_line(str(error))}") from error
+        raise ModelError(f"{show(path)}: cannot be read: {escaped(str(error))}") from error
 
 
 def _bits(dtype: str) -> int:

@@ -21,14 +21,14 @@ import onnx_ir as ir
 
 from onnxfold.checkpoint.families import FAMILIES, Architecture, Norm
 from onnxfold.checkpoint.files import Checkpoint, StoredTensor
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, escaped
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.constants import Float64
 from onnxfold.graph.fiber import whole_axes
-from onnxfold.model_io import one_line, show
+from onnxfold.model_io import show
 from onnxfold.options import member
 from onnxfold.weights.edited import Product, edited
-from onnxfold.weights.edits import Centre, Scale, Shift
+from onnxfold.weights.evaluation import Centre, Scale, Shift
 
 # Parts of a quantized module: of GPTQ and AWQ, compressed-tensors, FP8 by blocks, bitsandbytes.
 _QUANTISED = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "SCB", "absmax")
@@ -100,14 +100,14 @@ def _family(checkpoint: Checkpoint) -> Architecture:
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise ModelError(
-            f"{label}: model_type {one_line(repr(kind))} is not known; known are "
+            f"{label}: model_type {escaped(repr(kind))} is not known; known are "
             f"{', '.join(FAMILIES)}; export it and use onnxfold optimize"
         )
     _refuse_quantised(checkpoint)
     for key, wanted in family.demands.items():
         if config.get(key, wanted) != wanted:
             raise ModelError(
-                f"{label}: {key} is {one_line(repr(config[key]))}: this variant of {kind} is not "
+                f"{label}: {key} is {escaped(repr(config[key]))}: this variant of {kind} is not "
                 "known; export it and use onnxfold optimize"
             )
     return family
@@ -120,7 +120,7 @@ def _refuse_quantised(checkpoint: Checkpoint) -> None:
     names = (name.rpartition(".") for name in sorted(checkpoint.tensors))
     found = next((f"'{module}' has {part}" for module, _, part in names if part in _QUANTISED), "")
     if declared or found:
-        how = ": ".join(one_line(str(part)) for part in (method, found) if part)
+        how = ": ".join(escaped(str(part)) for part in (method, found) if part)
         raise ModelError(
             f"{show(checkpoint.folder)}: its weights are quantized ({how}), which cannot be scaled "
             "or centered exactly; fold the checkpoint first, then quantize"
@@ -158,7 +158,7 @@ class _Model:
             if not any(pattern.fullmatch(name) for pattern in patterns):
                 kind = self.checkpoint.config["model_type"]
                 raise ModelError(
-                    f"{show(self.checkpoint.folder)}: tensor '{one_line(name)}' is none that "
+                    f"{show(self.checkpoint.folder)}: tensor '{escaped(name)}' is none that "
                     f"{kind} is known to have; export the model and use onnxfold optimize"
                 )
 

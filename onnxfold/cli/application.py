@@ -32,8 +32,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from onnxfold import __version__
 from onnxfold.cli import terminal
+from onnxfold.cli.guard import start_quickly
 from onnxfold.cli.options import QuietOption, VerboseOption, with_verbosity
-from onnxfold.cli.startup import start_quickly
 from onnxfold.errors import (
     CommandInterruptedError,
     ModelError,
@@ -200,13 +200,13 @@ _COMMANDS = {
     "optimize": "cli.optimize",
     "tune": "cli.tune",
     "convert": "cli.convert",
-    "rotate": "cli.rotate",
+    "rotate": "cli.convert",
     "inspect": "cli.inspect",
-    "explain": "cli.explain",
-    "diff": "cli.diff",
+    "explain": "cli.inspect",
+    "diff": "cli.inspect",
     "measure": "geometry.measure_commands",
     "plot": "geometry.measure_commands",
-    "verify": "cli.verify",
+    "verify": "cli.inspect",
     "bench": "cli.bench",
     "checkpoint": "checkpoint.checkpoint_commands",
     "serve": "serving.serve_commands",

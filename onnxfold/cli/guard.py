@@ -1,19 +1,27 @@
-"""A command in a process of its own, so that even a killed command ends with a message.
+"""The process of a command: one of its own, so that even a killed command ends with a message.
 
 onnx and ONNX Runtime are native code, and a damaged file may crash their process; the system kills
 it if memory runs out. A second process, which only waits, reports this, removes the staged files,
 and passes on signals.
+
+The command also starts and ends quickly. ``import onnxfold`` does nothing for that: how a process
+imports and collects garbage is its owner's choice, and only the command owns its process.
 """
 
+import atexit
 import ctypes
+import gc
 import json
 import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from onnxfold.errors import ModelError
@@ -147,3 +155,50 @@ def _sentence(number: int, work: _Work) -> str:
     else:
         remedy = "give it more memory"
     return f"{work.model or 'the command'}: {what}{when}{output}; {remedy}"
+
+
+# onnx-ir imports sympy for arithmetic with symbolic dimensions, which no command needs; that is
+# half of its import time.
+_DEFERRED = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
+# Nodes and values are many, long-lived and cyclic: collecting garbage at every 700 of them finds
+# nothing and takes a tenth of the time. The imports alone create 80,000, and one collection of
+# these takes as long as the analysis of a small model.
+_COLLECT_EVERY = 300_000
+_USUAL = gc.get_threshold()
+
+
+class _Deferring:
+    """Finder of deferred modules; importlib loads them when an attribute is first used."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _DEFERRED:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LazyLoader(spec.loader)
+        return spec
+
+
+def start_quickly() -> None:
+    """Defer imports that most runs never use, and collect garbage rarely, and not at the end."""
+    sys.meta_path.insert(0, _Deferring)
+    gc.set_threshold(_COLLECT_EVERY)
+    # On exit Python collects twice over everything left, which the process frees anyway.
+    atexit.register(gc.freeze)
+
+
+def go_on_as_usual() -> None:
+    """Undo :func:`start_quickly`, for a long-running command with several threads.
+
+    Deferred modules are loaded now: two threads that use one for the first time would find it half
+    loaded.
+    """
+    gc.set_threshold(*_USUAL)
+    atexit.unregister(gc.freeze)
+    if _Deferring in sys.meta_path:
+        sys.meta_path.remove(_Deferring)
+    for name in _DEFERRED & sys.modules.keys():
+        dir(sys.modules[name])

@@ -178,12 +178,6 @@ def progress(
     stage, so that standard error contains only errors.
     """
     note_work(model, folder)
-    with _shown(verbosity, lines=lines) as listener:
-        yield listener
-
-
-@contextmanager
-def _shown(verbosity: Verbosity, *, lines: bool) -> Iterator[Listener]:
 
     def note(stage: str, done: float) -> None:
         note_stage(stage, ended=done >= 1.0)

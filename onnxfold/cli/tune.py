@@ -12,8 +12,7 @@ import typer
 
 from onnxfold.cli import options, terminal
 from onnxfold.cli.guard import note_work
-from onnxfold.cli.many import check_many_reports, run_many, shows_lines, tell_many
-from onnxfold.cli.optimize import destination
+from onnxfold.cli.optimize import check_many_reports, destination, run_many, shows_lines, tell_many
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import UsageError
 from onnxfold.fleet import errands
@@ -82,7 +81,7 @@ def _one(
     as_json: bool,
 ) -> None:
     from onnxfold import api
-    from onnxfold.tuning.tune_table import print_candidates, print_conclusion
+    from onnxfold.tuning.tune_page import print_candidates, print_conclusion
     from onnxfold.tuning.tuner import TuneFailed
 
     failure: TuneFailed | None = None
@@ -156,11 +155,7 @@ def _shown(
 
 
 def _line(progress: SearchProgress) -> None:
-    terminal.tell(_sentence(progress))
-
-
-def _sentence(progress: SearchProgress) -> str:
-    return (
+    terminal.tell(
         f"{progress.done} of {progress.total}, at most {progress.seconds_left:.0f} s left: "
         f"{progress.doing}{_best_so_far(progress)}"
     )

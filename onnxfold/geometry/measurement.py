@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold import model_io
-from onnxfold.check.memory import available_bytes
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime, why_not_onnxruntime
 from onnxfold.errors import DataError, ModelError, UsageError
 from onnxfold.fleet import check_threads
@@ -29,6 +27,7 @@ from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.finalize import drop_empty_biases
 from onnxfold.pipeline.stage_timer import Stages
 from onnxfold.report.document import digest
+from onnxfold.runtime.sessions import available_bytes
 
 _SAVE_EVERY_S = 10.0
 
@@ -128,7 +127,7 @@ def _results(
     if not engine.fits(instrumented.model):
         if wanted.ray is not None:
             raise UsageError("--ray: the model does not fit in the memory of a worker (--memory)")
-        return in_turn(task, InPieces(engine, ModelSource(instrumented.model)), shards)
+        return in_turn(task, InPieces(engine, Source(instrumented.model)), shards)
     folder = stack.enter_context(closing(StagingFolder(Path(tempfile.gettempdir()))))
     path = folder.path / "model.onnx"
     staged = stack.enter_context(model_io.stage(instrumented.model, path, external_data=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxfold.geometry.figures import figures_of
 from onnxfold.geometry.plots import svg
-from onnxfold.report.frame import framed, table
+from onnxfold.report.drawing import framed, table
 from onnxfold.report.inspection import plain
 
 _MADE_UP = "synthetic inputs, which do not describe real data"

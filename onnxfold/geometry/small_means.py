@@ -18,7 +18,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.check import BudgetVerification, ModelSource
+from onnxfold.check import BudgetVerification
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify_within
 from onnxfold.errors import UsageError, VerificationError
@@ -31,8 +31,7 @@ from onnxfold.options import METADATA_KEY, Metric, Options
 from onnxfold.passes.base import Settings
 from onnxfold.passes.dropping import refuse_dropping
 from onnxfold.pipeline import Result, folding
-from onnxfold.pipeline.finalize import note
-from onnxfold.pipeline.preparation import prepared_for
+from onnxfold.pipeline.finalize import note, prepared_for
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.recognition import find_norms
 from onnxfold.shapes.claims import check_claims
@@ -90,10 +89,10 @@ def drop_means(
         result = made.model
         result.metadata_props[METADATA_KEY] = _declared(given, dropped, chosen)
 
-    def budgeted(rewritten: ModelSource) -> BudgetVerification:
+    def budgeted(rewritten: Source) -> BudgetVerification:
         with timer.stage("verify"):
             found = verify_within(
-                ModelSource(source.model, source.path),
+                source,
                 rewritten,
                 Budget({Metric.RELATIVE: chosen.max_error}),
                 samples=0,
@@ -112,7 +111,7 @@ def drop_means(
     returned: Any
     if output is None:
         returned = source.give_back(result)
-        verification = budgeted(ModelSource(open_source(returned).model, None))
+        verification = budgeted(open_source(returned))
     else:
         with model_io.stage(
             result,
@@ -122,7 +121,7 @@ def drop_means(
             external_data=chosen.save_as_external_data,
             note=note(chosen.target),
         ) as staged:
-            verification = budgeted(ModelSource(model_io.load(staged.path), staged.path))
+            verification = budgeted(open_source(staged.path))
             model_io.check_unchanged(source.model)
             files = staged.commit()
         returned = files.model

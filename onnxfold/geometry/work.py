@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import DataError, ModelError, one_line
 from onnxfold.geometry.accumulate import Tables, Totals, kept_tables, of_tables
 from onnxfold.geometry.instrument import MeasuredNorm
 from onnxfold.graph import Dim
 from onnxfold.inputs.data import Batch, Data, Shard
+from onnxfold.model_io.load import Source
 from onnxfold.runtime.library import ONLY_FATAL, runtime_errors
 
 MOST_DEATHS = 3
@@ -91,7 +91,7 @@ class InPieces:
     """A model larger than memory, run piece by piece, with all batches of a shard at each."""
 
     engine: OnnxRuntime
-    source: ModelSource
+    source: Source
 
     def run(self, batches: Sequence[Batch]) -> Iterator[Outputs]:
         feeds = [batch.feeds for batch in batches]

@@ -1,11 +1,10 @@
 """Models on disk: loading, writing and replacing them; all use of paths is in this package."""
 
-from onnxfold.model_io.data_homes import check_sharing
-from onnxfold.model_io.destination import check_destination, file_to_write
+from onnxfold.errors import show, shown_path
+from onnxfold.model_io.data_homes import check_destination, check_sharing, file_to_write
 from onnxfold.model_io.external import check_unchanged, read_ahead
 from onnxfold.model_io.file_tensor import FileTensor
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, data_files, from_proto, load
-from onnxfold.model_io.messages import one_line, show, shown_path
 from onnxfold.model_io.report_files import (
     check_replaceable,
     check_reports_replaceable,
@@ -34,7 +33,6 @@ __all__ = [
     "load",
     "mark_copy",
     "materialise",
-    "one_line",
     "read_ahead",
     "show",
     "shown_path",

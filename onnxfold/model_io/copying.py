@@ -19,9 +19,8 @@ from typing import BinaryIO, Self
 
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError, ModelError
+from onnxfold.errors import InvariantError, ModelError, show
 from onnxfold.model_io.file_tensor import FileTensor
-from onnxfold.model_io.messages import show
 from onnxfold.model_io.tensor_places import little_endian, payload
 
 # Large enough that calls and threads cost nothing, small enough that progress moves.

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, escaped, show
 from onnxfold.model_io import tensor_places, wire
 from onnxfold.model_io.file_tensor import FileTensor, packed_nbytes, stamp
-from onnxfold.model_io.messages import one_line, show
 
 # Key of `ir.Model.meta`: the files that a model was read from, and their state at that time.
 _FILES = "onnxfold.files"
@@ -103,7 +102,7 @@ def attach(model: ir.Model, folders: Sequence[Path], model_file: Path | None, la
         model.meta[_FILES] = {os.fspath(path): stamp(status) for path, status in files.values()}
         return bool(files.keys() - {wire.IN_MODEL})
     except ModelError as error:
-        raise ModelError(f"{label}: {one_line(str(error))}") from error
+        raise ModelError(f"{label}: {escaped(str(error))}") from error
 
 
 def remember(model: ir.Model, path: Path, status: os.stat_result) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, show
 from onnxfold.model_io.mapped import FileMap
-from onnxfold.model_io.messages import show
 
 # A mapping costs about 15 us; smaller arrays are read once and kept.
 _KEEP_BYTES = 16384

@@ -13,10 +13,9 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
 from onnxfold import model_io
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import ModelError, UsageError, first_cause, show
 from onnxfold.model_io import wire
 from onnxfold.model_io.external import attach, model_folders, remember, resolve
-from onnxfold.model_io.messages import first_cause, show
 from onnxfold.model_io.requirements import ALWAYS_IMPORTED, check_model
 from onnxfold.model_io.tensor_places import tensor_protos
 
@@ -215,13 +214,21 @@ def _to_ir(
     return model
 
 
+def _as_it_is(model: ir.Model) -> Any:
+    return model
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model as an onnx_ir model, its origin, and the conversion back."""
+    """A model as an onnx_ir model, its file if there is one, and the conversion back."""
 
     model: ir.Model
-    path: Path | None
-    give_back: Callable[[ir.Model], Any]
+    path: Path | None = None
+    give_back: Callable[[ir.Model], Any] = _as_it_is
+
+    @property
+    def label(self) -> str:
+        return "the model" if self.path is None else str(self.path)
 
 
 def open_source(model: Any) -> Source:
@@ -233,7 +240,7 @@ def open_source(model: Any) -> Source:
         path = Path(model)
         return Source(model_io.load(path), path, model_io.materialise)
     if isinstance(model, ir.Model):
-        return Source(model, None, lambda result: result)
+        return Source(model)
     if isinstance(model, onnx.ModelProto):
         return Source(model_io.from_proto(model), None, model_io.materialise)
     kind = type(model)

@@ -15,10 +15,9 @@ from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
-from onnxfold.errors import ModelError, UsageError
+from onnxfold.errors import ModelError, UsageError, show
 from onnxfold.model_io.data_homes import same_bytes
 from onnxfold.model_io.load import metadata
-from onnxfold.model_io.messages import show
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import METADATA_KEY
 

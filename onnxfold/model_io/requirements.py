@@ -14,9 +14,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message  # type: ignore[import-untyped]  # no stubs here
 
-from onnxfold.errors import ModelError
+from onnxfold.errors import ModelError, escaped
 from onnxfold.model_io.file_tensor import packed_nbytes
-from onnxfold.model_io.messages import one_line
 
 # Before operator set 7, Add and its like broadcast by attributes; the rules here do not cover that.
 _OLDEST_OPSET = 7
@@ -90,7 +89,7 @@ def check_model(proto: onnx.ModelProto, label: str) -> None:
     except UnicodeDecodeError as error:
         raise ModelError(f"{label}: a name in it {_NOT_TEXT}") from error
     except ModelError as error:
-        raise ModelError(f"{label}: {one_line(str(error))}") from error
+        raise ModelError(f"{label}: {escaped(str(error))}") from error
 
 
 def _check_header(proto: onnx.ModelProto) -> None:

@@ -14,14 +14,15 @@ from onnxfold.errors import ModelError
 from onnxfold.model_io import wire
 from onnxfold.model_io.copying import OutputFile, WrittenBytes
 from onnxfold.model_io.data_homes import (
+    check_destination,
     check_sharing,
     data_names,
     is_outside,
     link_shared,
+    resolved,
     shard_numbers,
     shared,
 )
-from onnxfold.model_io.destination import check_destination, resolved
 from onnxfold.model_io.load import HAS_EXTERNAL_DATA, references
 from onnxfold.model_io.report_files import check_replaceable, mark_copy
 from onnxfold.model_io.staging import DataFiles, StagedModel, StagingFolder, why_not_written

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from onnxfold.errors import InvariantError, ModelError
+from onnxfold.errors import InvariantError, ModelError, show
 from onnxfold.model_io.data_homes import Owned, free_names, home, rename_data
-from onnxfold.model_io.messages import show
 
 try:
     import fcntl

@@ -14,9 +14,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from onnxfold.errors import InvariantError, ModelError, OnnxfoldError
+from onnxfold.errors import InvariantError, ModelError, OnnxfoldError, first_cause
 from onnxfold.model_io import wire
-from onnxfold.model_io.messages import first_cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,11 +172,6 @@ def reshapes(row: Operator) -> bool:
     return row.family is Family.RESHAPE
 
 
-def cuts(row: Operator) -> bool:
-    """Whether an output may be a part of the input along one axis."""
-    return row.family in (Family.GATHER, Family.SLICE, Family.SPLIT)
-
-
 def is_embedding(row: Operator) -> bool:
     """Whether it looks up rows in a table, the first input."""
     return row.family in (Family.GATHER, Family.GATHER_ND)

@@ -14,7 +14,7 @@ from onnxfold.passes.places import Place
 from onnxfold.refusal import Refusal
 from onnxfold.weights.dequantised import QuantisedWeight, holder_of, quantised_weight
 from onnxfold.weights.edited import EditedTensor, edited, unrounded
-from onnxfold.weights.edits import Edit, Shift
+from onnxfold.weights.evaluation import Edit, Shift
 
 
 def unrounded_numbers(info: ModelInfo, value: ir.Value | None) -> Array | None:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import onnx_ir as ir
+
 from onnxfold.graph import ModelInfo
+from onnxfold.graph.constants import Array
 from onnxfold.options import Options
 from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.basis import rotate_streams, scale_streams, split_gamma
@@ -11,13 +14,15 @@ from onnxfold.passes.basis.scale_streams import apply as apply_scaled_streams
 from onnxfold.passes.basis.split_gamma import SplitPlan
 from onnxfold.pipeline import finalize, proofs
 
+_SAMPLES = 2  # of a run without a check
+
 
 def _decide_split_gammas(info: ModelInfo, settings: Settings) -> SplitPlan:
-    return split_gamma.decide(_runnable(info, settings), settings, _observed)
+    return split_gamma.decide(_runnable(info, settings), settings, observe)
 
 
 def _decide_scaled_streams(info: ModelInfo, settings: Settings) -> ScalePlan:
-    return scale_streams.decide(_runnable(info, settings), settings, _observed)
+    return scale_streams.decide(_runnable(info, settings), settings, observe)
 
 
 def _runnable(info: ModelInfo, settings: Settings) -> ModelInfo:
@@ -26,12 +31,41 @@ def _runnable(info: ModelInfo, settings: Settings) -> ModelInfo:
     return info
 
 
-def _observed(
+def observe(
     info: ModelInfo, settings: Settings, keep: Keep, *, data_alone: bool = False
 ) -> tuple[int, str] | str:
-    from onnxfold.pipeline.observing import observe  # loads the float64 run
+    """Pass every value of float64 runs on drawn inputs and on the user's data to ``keep``.
 
-    return observe(info, settings, keep, data_alone=data_alone)
+    With ``data_alone``, no drawn inputs if there are data. Returns the number and the origin of the
+    inputs, or the reason why the model has no float64 run.
+    """
+    from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES, sample  # few runs need them
+    from onnxfold.check.reference import Precision, run
+    from onnxfold.inputs import InputSpec
+
+    spec = InputSpec.of(settings.inputs) if settings.inputs else InputSpec()
+    drawn = sample(
+        info.model,
+        spec,
+        count=settings.check or _SAMPLES,
+        seed=settings.seed,
+        limit_bytes=FLOAT64_LIMIT_BYTES,
+        done=lambda _: None,
+    )
+    if drawn.truths is None:
+        return drawn.reason
+
+    def kept(value: ir.Value, array: Array) -> Array:
+        keep(value, array)
+        return array
+
+    alone = data_alone and bool(settings.feeds)
+    feeds = [*(() if alone else drawn.feeds), *settings.feeds]
+    for feed in feeds:
+        run(info.model, feed, precision=Precision.FLOAT64, observe=kept)
+    origins = [] if alone else [f"{len(drawn.feeds)} drawn inputs"]
+    origins += [settings.data_label] if settings.feeds else []
+    return len(feeds), " and ".join(origins)
 
 
 def _rotated(plan: RotationPlan) -> tuple[str, ...]:

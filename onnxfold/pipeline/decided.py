@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 from onnxfold.graph import ModelInfo
 from onnxfold.passes.affine.plan import AffinePlan
@@ -18,6 +18,8 @@ from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.stream_forms.plan import CompressionPlan, ReadersPlan
 from onnxfold.pipeline.step import LeftOut
 from onnxfold.refusal import Refusal
+
+_Plan = TypeVar("_Plan")
 
 
 class _Move(Protocol):
@@ -63,26 +65,22 @@ class Decided:
         self.left_out = [left]
         self.changed, self.final, self.shown, self.sums = False, None, [], Sums()
 
+    def _of(self, name: str, empty: _Plan) -> _Plan:
+        """Return the decision of a pass, or an empty one where there is none."""
+        decision: _Plan = self.decisions.get(name, empty)
+        return decision
+
     @property
     def plan(self) -> Plan:
         """The changes to be made."""
-        affine, scales = (self.decisions.get(name) for name in ("affine", "scales"))
-        made = self._centring.plan
+        made = self._of("centring", CentringDecision()).plan
+        moves = [self._of(name, AffinePlan()).fusions for name in ("affine", "tables")]
         return Plan(
-            made.folds,
-            made.weights,
-            made.insertions,
-            made.refusals,
-            made.gain_ps,
-            made.cost_ps,
-            made.parts,
-            made.operators,
-            made.added_ps,
-            made.centrings,
-            (() if affine is None else affine.fusions) + self._tables.fusions,
-            () if scales is None else scales.fusions,
-            self.decisions.get("batch norms", AffinePlan()).fusions,
-            self._deferral.norms,
+            **{each.name: getattr(made, each.name) for each in fields(made)},
+            fusions=moves[0] + moves[1],
+            scales=self._of("scales", ScalesPlan()).fusions,
+            batch_norms=self._of("batch norms", AffinePlan()).fusions,
+            deferred=self._of("deferral", DeferralPlan()).norms,
         )
 
     @property
@@ -93,15 +91,15 @@ class Decided:
     @property
     def findings(self) -> Findings:
         """The content of the reports."""
-        affine = self.decisions.get("affine", AffinePlan())
-        scales = self.decisions.get("scales", ScalesPlan())
-        centring = self._centring
-        restoring = self.decisions.get("restoring", NormsPlan())
-        compression = self.decisions.get("compression", CompressionPlan())
-        decompression = self.decisions.get("decompression", CompressionPlan())
-        readers = self.decisions.get("readers", ReadersPlan())
+        affine = self._of("affine", AffinePlan())
+        scales = self._of("scales", ScalesPlan())
+        centring = self._of("centring", CentringDecision())
+        restoring = self._of("restoring", NormsPlan())
+        compression = self._of("compression", CompressionPlan())
+        decompression = self._of("decompression", CompressionPlan())
+        readers = self._of("readers", ReadersPlan())
         described = DescribedNorms(self.info, self.description).of
-        in_tables = set(outputs(self._tables.fusions))
+        in_tables = set(outputs(self._of("tables", AffinePlan()).fusions))
 
         def reasons(refused: Iterable[tuple[str, Refusal]]) -> dict[str, Refusal]:
             return {norm: why for ref, why in refused for norm in described(ref)}
@@ -122,8 +120,8 @@ class Decided:
             rows(restoring.norms) if "restoring" in self.decisions else None,
             rows(compression.norms) if "compression" in self.decisions else None,
             frozenset(decompression.norms),
-            reasons(self._deferral.refusals),
-            self.decisions.get("reinstating", ReinstatingPlan()).found,
+            reasons(self._of("deferral", DeferralPlan()).refusals),
+            self._of("reinstating", ReinstatingPlan()).found,
             rows(readers.norms) if "readers" in self.decisions else None,
             reasons(readers.refusals),
             scales.refusals,
@@ -147,18 +145,3 @@ class Decided:
                 replace(n, output=ref) for n in plan.deferred for ref in described(n.output)
             ),
         )
-
-    @property
-    def _tables(self) -> AffinePlan:
-        decision: AffinePlan = self.decisions.get("tables", AffinePlan())
-        return decision
-
-    @property
-    def _deferral(self) -> DeferralPlan:
-        decision: DeferralPlan = self.decisions.get("deferral", DeferralPlan())
-        return decision
-
-    @property
-    def _centring(self) -> CentringDecision:
-        decision: CentringDecision = self.decisions.get("centring", CentringDecision())
-        return decision

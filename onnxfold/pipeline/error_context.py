@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.errors import InvariantError, ModelError, UsageError
+from onnxfold.errors import InvariantError, ModelError, UsageError, escaped
 from onnxfold.graph import node_label, operator
 from onnxfold.graph.constants import whole_node
 from onnxfold.graph.operands import operands
@@ -51,7 +51,7 @@ def error_context(source: Source) -> Iterator[None]:
         reason = complaint(source.model) or _complaint_of_copy(source.model) or _attribute(error)
         if reason is None:
             raise
-        sentence = f"{label}: not valid ONNX: {model_io.one_line(reason)}"
+        sentence = f"{label}: not valid ONNX: {escaped(reason)}"
         raise ModelError(sentence) from error
 
 

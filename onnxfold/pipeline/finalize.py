@@ -1,8 +1,9 @@
-"""The final form of a rewritten model: types, functions, IR version, and a note of the changes."""
+"""The working copy from which the passes start, and the final form of what they made of it."""
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -14,12 +15,23 @@ from onnxfold.graph.inlining import inline
 from onnxfold.graph.operands import producer_of
 from onnxfold.graph.traversal import all_graphs, all_nodes
 from onnxfold.operators.bodies import Setting, function, setting_of, type_of
-from onnxfold.operators.functions import DOMAIN, SIGNATURES, VERSION, Statistics
+from onnxfold.operators.functions import (
+    DOMAIN,
+    RMS_NORMALIZATION_SINCE,
+    SIGNATURES,
+    VERSION,
+    Statistics,
+)
 from onnxfold.options import METADATA_KEY, WrittenForm
+from onnxfold.passes.base import Settings
+from onnxfold.passes.deferral.undefer import decide
+from onnxfold.passes.lower.opset import raise_opset
+from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.shapes.inference import strip_types
 from onnxfold.target import Target
+from onnxfold.targets.costs import is_wanted
 from onnxfold.targets.norm_settings import common_settings, setting_of_call, setting_of_each
-from onnxfold.targets.turned import turned_values
+from onnxfold.targets.spelled import turned_values
 
 _FUNCTIONS_SINCE_IR = 8
 _INLINED = "inlined_"  # prefix of overloads of calls that do not stay
@@ -239,3 +251,42 @@ def _most_called(model: ir.Model) -> tuple[ir.OperatorIdentifier, ...]:
     for identifier, _ in calls.most_common():
         kept.setdefault(identifier[1], identifier)
     return tuple(kept.values())
+
+
+def prepared_for(model: ir.Model, settings: Settings, *, copy: bool = True) -> Prepared:
+    """Return a working copy of a model whose types and shapes are inferred, or the model as one.
+
+    Its opset is raised if the form of norms needs it.
+    """
+    prepared = _to_reinstate(model, settings)
+    prepared = prepared or prepare(
+        model,
+        compressed=settings.convert_to is not None,
+        inferred=True,
+        allow_split=settings.allow_split,
+        shared=settings.shared,
+        copy=copy,
+    )
+    if settings.norm_form is WrittenForm.OP and not settings.target.traits.contrib:
+        raise_opset(prepared.model, RMS_NORMALIZATION_SINCE)
+        return replace(prepared, info=ModelInfo(prepared.model))
+    return prepared
+
+
+def _to_reinstate(model: ir.Model, settings: Settings) -> Prepared | None:
+    """Return a copy without the calls that deferral left if a norm can be reinstated."""
+    if settings.convert_to is not None or is_wanted(settings) or not _has_calls_of_rows(model):
+        return None
+    prepared = prepare(
+        model,
+        deferred=True,
+        inferred=True,
+        allow_split=settings.allow_split,
+        shared=settings.shared,
+    )
+    return None if decide(prepared.info, settings).empty else prepared
+
+
+def _has_calls_of_rows(model: ir.Model) -> bool:
+    names = (name for domain, name, _ in model.functions if domain == DOMAIN)
+    return any(name in SIGNATURES and SIGNATURES[name].of_rows for name in names)

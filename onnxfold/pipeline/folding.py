@@ -25,47 +25,28 @@ import onnx_ir as ir
 from onnxfold.graph import ModelInfo, node_label
 from onnxfold.graph.edit import Editor
 from onnxfold.options import Conversion, Defer, FuseAffine, Options
+from onnxfold.passes import dropping
+from onnxfold.passes.affine import batch_norms, into_tables
 from onnxfold.passes.affine.apply import apply as apply_affine
-from onnxfold.passes.affine.batch_norms import apply as apply_batch_norms
-from onnxfold.passes.affine.batch_norms import decide as decide_batch_norms
 from onnxfold.passes.affine.decide import decide as decide_affine
-from onnxfold.passes.affine.into_tables import apply as apply_tables
-from onnxfold.passes.affine.into_tables import decide as decide_tables
 from onnxfold.passes.affine.plan import AffinePlan
 from onnxfold.passes.base import Pass, Settings
 from onnxfold.passes.centring.apply import apply as apply_centring
 from onnxfold.passes.centring.decide import CentringDecision, folds_without_betas
 from onnxfold.passes.centring.decide import decide as decide_centring
+from onnxfold.passes.deferral import undefer
 from onnxfold.passes.deferral.apply import apply as apply_deferral
 from onnxfold.passes.deferral.decide import decide as decide_deferral
 from onnxfold.passes.deferral.plan import DeferralPlan
-from onnxfold.passes.deferral.undefer import apply as apply_reinstating
-from onnxfold.passes.deferral.undefer import decide as decide_reinstating
-from onnxfold.passes.dropping import apply as apply_dropping
-from onnxfold.passes.dropping import decide as decide_dropping
-from onnxfold.passes.dropping import prove as prove_dropping
 from onnxfold.passes.findings import Findings, Sums, describe, paper_counts
-from onnxfold.passes.lower.decide import apply as apply_lowering
-from onnxfold.passes.lower.decide import decide as decide_lowering
-from onnxfold.passes.lower.decide import join_rms_norms, spell_split_norms
+from onnxfold.passes.lower import decide as lowering
 from onnxfold.passes.lower.join_skip_norms import join_skip_norms
 from onnxfold.passes.lower.opset import name_sources
 from onnxfold.passes.prepare.working_copy import Prepared, prepare
-from onnxfold.passes.scales.decide import apply as apply_scales
-from onnxfold.passes.scales.decide import decide as decide_scales
+from onnxfold.passes.scales import decide as scales
 from onnxfold.passes.scales.plan import ScalesPlan
 from onnxfold.passes.scales.writer import TOO_FAR
-from onnxfold.passes.stream_forms.compress import apply as apply_compression
-from onnxfold.passes.stream_forms.compress import decide as decide_compression
-from onnxfold.passes.stream_forms.decompress import apply as apply_decompression
-from onnxfold.passes.stream_forms.decompress import decide as decide_decompression
-from onnxfold.passes.stream_forms.restore import apply as apply_restoring
-from onnxfold.passes.stream_forms.restore import decide as decide_restoring
-from onnxfold.passes.stream_forms.shift import apply as apply_shifting
-from onnxfold.passes.stream_forms.shift import decide as decide_shifting
-from onnxfold.passes.stream_forms.shrink_consumers import apply as apply_readers
-from onnxfold.passes.stream_forms.shrink_consumers import decide as decide_readers
-from onnxfold.passes.stream_forms.shrink_consumers import decide_back as decide_readers_back
+from onnxfold.passes.stream_forms import compress, decompress, restore, shift, shrink_consumers
 from onnxfold.pipeline import finalize, proofs
 from onnxfold.pipeline.basis_passes import BASIS_PASSES, unasked
 from onnxfold.pipeline.decided import Decided, outputs
@@ -82,15 +63,17 @@ if TYPE_CHECKING:
     from onnxfold.proof import Proof
 
 
-_SCALES: Pass[ScalesPlan] = Pass(
-    "scales", decide_scales, apply_scales, proofs.of_scales, lambda plan: outputs(plan.fusions)
-)
+def _fused(plan: AffinePlan | ScalesPlan) -> tuple[str, ...]:
+    return outputs(plan.fusions)
+
+
+_SCALES: Pass[ScalesPlan] = Pass("scales", scales.decide, scales.apply, proofs.of_scales, _fused)
 _AFFINE: Pass[AffinePlan] = Pass(
     "affine",
     partial(decide_affine, folding=folds_without_betas),
     apply_affine,
     proofs.of_affine,
-    lambda plan: outputs(plan.fusions),
+    _fused,
 )
 _CENTRING: Pass[CentringDecision] = Pass(
     "centring",
@@ -99,14 +82,16 @@ _CENTRING: Pass[CentringDecision] = Pass(
     proofs.of_centring,
     lambda d: outputs(d.plan.folds + d.plan.centrings),
 )
-_READERS = Pass("readers", decide_readers, apply_readers, proofs.of_readers)
-_READERS_BACK = Pass("readers back", decide_readers_back, apply_readers, proofs.of_readers)
+_READERS = Pass("readers", shrink_consumers.decide, shrink_consumers.apply, proofs.of_readers)
+_READERS_BACK = Pass(
+    "readers back", shrink_consumers.decide_back, shrink_consumers.apply, proofs.of_readers
+)
 _BATCH_NORMS: Pass[AffinePlan] = Pass(
     "batch norms",
-    decide_batch_norms,
-    apply_batch_norms,
+    batch_norms.decide,
+    batch_norms.apply,
     proofs.of_affine,
-    lambda plan: outputs(plan.fusions),
+    _fused,
 )
 _DEFERRAL: Pass[DeferralPlan] = Pass(
     "deferral",
@@ -116,27 +101,25 @@ _DEFERRAL: Pass[DeferralPlan] = Pass(
     lambda plan: outputs(plan.norms),
 )
 PASSES: tuple[Pass[Any], ...] = (
-    Pass("reinstating", decide_reinstating, apply_reinstating, proofs.of_reinstating),
+    Pass("reinstating", undefer.decide, undefer.apply, proofs.of_reinstating),
     _SCALES,
     _BATCH_NORMS,
     _AFFINE,
-    Pass(
-        "tables", decide_tables, apply_tables, proofs.of_tables, lambda plan: outputs(plan.fusions)
-    ),
+    Pass("tables", into_tables.decide, into_tables.apply, proofs.of_tables, _fused),
     _CENTRING,
     *BASIS_PASSES,
     _DEFERRAL,
 )
 # After all exact passes; never with a proof.
-_DROPPING = Pass("dropping", decide_dropping, apply_dropping, prove_dropping)
+_DROPPING = Pass("dropping", dropping.decide, dropping.apply, dropping.prove)
 _DECOMPRESSION = Pass(
     "decompression",
-    decide_decompression,
-    apply_decompression,
+    decompress.decide,
+    decompress.apply,
     proofs.of_norms("decompressed_norms"),
 )
 _COMPRESSION = Pass(
-    "compression", decide_compression, apply_compression, proofs.of_norms("compressed_norms")
+    "compression", compress.decide, compress.apply, proofs.of_norms("compressed_norms")
 )
 _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.RMS: (_READERS_BACK, _DECOMPRESSION, _CENTRING),
@@ -144,13 +127,13 @@ _CONVERSIONS: Mapping[Conversion, tuple[Pass[Any], ...]] = {
     Conversion.LAYER: (
         _READERS_BACK,
         _DECOMPRESSION,
-        Pass("restoring", decide_restoring, apply_restoring, proofs.of_norms("folded_norms")),
-        Pass("shifting", decide_shifting, apply_shifting, proofs.of_shifting),
+        Pass("restoring", restore.decide, restore.apply, proofs.of_norms("folded_norms")),
+        Pass("shifting", shift.decide, shift.apply, proofs.of_shifting),
     ),
 }
 _FEWER_CHANNELS = (_SCALES, _AFFINE, _CENTRING, _COMPRESSION, _READERS)  # that readers receive
 # Spells the result of all passes for a target; always last, and proved on what is written.
-LOWER = Pass("lower", decide_lowering, apply_lowering, proofs.of_lowering)
+LOWER = Pass("lower", lowering.decide, lowering.apply, proofs.of_lowering)
 AFFINE_PASSES = frozenset({"affine", "batch norms", "scales", "tables"})
 
 
@@ -350,8 +333,8 @@ def _spelled(
         edit = Editor(state.info, copy=prove)
         differs = LOWER.apply(edit, decision, settings)
         join_skip_norms(edit.model, original, settings)
-        spell_split_norms(edit, settings)
-        joined = join_rms_norms(edit, settings)
+        lowering.spell_split_norms(edit, settings)
+        joined = lowering.join_rms_norms(edit, settings)
         wanted = state.changed or settings.convert_to is None  # a conversion concerns only norms
         slow = slow_additions(edit.model, settings) if wanted else ()
     if not (differs or joined or slow or state.changed):

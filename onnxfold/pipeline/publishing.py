@@ -6,7 +6,6 @@ Nothing is published before the check of the staged files has passed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +13,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.check import ModelSource, Verification
-from onnxfold.check.memory import session_bytes
+from onnxfold.check import Verification
 from onnxfold.errors import ModelError, VerificationError
-from onnxfold.model_io.load import Source
+from onnxfold.model_io.load import Source, open_source
 from onnxfold.norms.site import NormForm
 from onnxfold.option_checks import bytes_of
 from onnxfold.options import Device, Options, WrittenForm
@@ -27,21 +25,11 @@ from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.refusal import RefusalCode
 from onnxfold.report.before_after import Figures, document_of, figures, more_operators
+from onnxfold.targets.costs import MEASURED, MOST_NODES, onnxruntime_version
 from onnxfold.targets.fusions import is_taken_for_zero
-from onnxfold.targets.installed import MEASURED, MOST_NODES, onnxruntime_version
 
 _MOST_SESSION_BYTES = 1 << 30
 _ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Where a result was written, the report of its files, and its check and counts."""
-
-    path: Path
-    document: dict[str, Any]
-    verification: Verification | None
-    before_after: dict[str, Any] | None
 
 
 def count(
@@ -60,9 +48,11 @@ def count(
         return None
     with timer.stage("sessions"):
         paths = None
-        small = session_bytes(source.model) <= _MOST_SESSION_BYTES
-        if source.path and path and small and before.nodes <= MOST_NODES:
-            paths = (source.path, path)
+        if source.path and path and before.nodes <= MOST_NODES:
+            from onnxfold.runtime.sessions import session_bytes  # no run without a check needs it
+
+            if session_bytes(source.model) <= _MOST_SESSION_BYTES:
+                paths = (source.path, path)
         return document_of(source.model, (before, figures(folded.model, folded.info)), paths)
 
 
@@ -102,8 +92,8 @@ def write(
     options: Options,
     timer: StageTimer,
     checked: bool,
-) -> Written:
-    """Stage the result, check the staged files, publish them.
+) -> tuple[dict[str, Any], Verification | None, dict[str, Any] | None]:
+    """Stage the result, check the staged files, publish them; report the files, check and counts.
 
     Raises VerificationError as ``check`` does, ModelError if the original was changed meanwhile.
     """
@@ -113,7 +103,7 @@ def write(
         staged = _staged(source, result, output, options, timer)
     with staged:
         if checked:
-            rewritten = ModelSource(model_io.load(staged.path), staged.path)
+            rewritten = open_source(staged.path)
             verification = check(source, rewritten, folded.findings, options, timer)
         counted = count(source, folded, before, timer, staged.path if checked else None)
         if source.path is not None and counted is not None and more_operators(counted):
@@ -131,7 +121,7 @@ def write(
         "functions": sorted(name for _, name, _ in result.functions),
         "target": options.target.value,
     }
-    return Written(files.model, document, verification, counted)
+    return document, verification, counted
 
 
 def _staged(
@@ -156,7 +146,7 @@ def _staged(
 
 def check(
     source: Source,
-    rewritten: ModelSource,
+    rewritten: Source,
     findings: Findings,
     options: Options,
     timer: StageTimer,
@@ -171,7 +161,7 @@ def check(
         from onnxfold.inputs import InputSpec
 
         verification = compare(
-            ModelSource(source.model, source.path),
+            source,
             rewritten,
             samples=options.check or 0,
             seed=options.seed,

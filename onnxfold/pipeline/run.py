@@ -9,6 +9,7 @@ The proof and the check are imported on use, so that a run without them starts q
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxfold import model_io
-from onnxfold.check import ModelSource, Verification
+from onnxfold.check import Verification
 from onnxfold.errors import (
     ModelError,
     PassCheckError,
@@ -38,15 +39,14 @@ from onnxfold.passes.prepare.working_copy import Prepared, prepare
 from onnxfold.passes.split_skip_norms import residual_calls
 from onnxfold.pipeline import folding
 from onnxfold.pipeline.decided import Decided
-from onnxfold.pipeline.preparation import prepared_for
+from onnxfold.pipeline.finalize import prepared_for
 from onnxfold.pipeline.publishing import advice, check, count, notes, write
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.pipeline.step import LeftOut
 from onnxfold.proof.states import as_given
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.report.before_after import Figures, figures
-from onnxfold.report.document import inspection
-from onnxfold.report.stored_twice import stored_twice
+from onnxfold.report.document import inspection, stored_twice
 from onnxfold.shapes.claims import Claim, check_claims
 
 if TYPE_CHECKING:
@@ -294,32 +294,27 @@ def _planned(source: Source, chosen: Options, timer: StageTimer, attempt: _Attem
     again = _again(attempt, decided.findings, decided.info, changed=decided.differs)
     if again is not None:
         return _planned(source, chosen, timer, again)
-    report = {
-        "inspect": inspection(
-            decided.findings,
-            known.claims,
-            settings.excluded,
-            prepared.unsplit,
-            stored_twice(source.model),
-        ),
-        "prepared": _prepared(prepared),
-    }
-    report |= _bases(decided.findings)
+    report = _decisions(source, prepared, decided.findings, chosen, known.claims)
     report["timing_s"] = timer.seconds
     return Result(None, decided.differs, decided.plan, report)
 
 
-def _bases(findings: Findings) -> dict[str, Any]:
-    """Return what was decided of the bases of streams, where that was asked."""
+def _decisions(
+    source: Source,
+    prepared: Prepared,
+    findings: Findings,
+    chosen: Options,
+    claims: Sequence[Claim],
+) -> dict[str, Any]:
+    """Return the report's part on what was decided; on bases of streams where that was asked."""
+    excluded = exclusion(chosen.exclude)
+    twice = stored_twice(source.model)
     names = ("split_gammas", "rotated_streams", "rotated_heads", "scaled_streams")
-    decided = ((name, getattr(findings, name)) for name in names)
-    return {name: each.to_json() for name, each in decided if each is not None}
-
-
-def _prepared(prepared: Prepared) -> dict[str, list[str]]:
+    bases = ((name, getattr(findings, name)) for name in names)
     return {
-        "inlined": list(prepared.inlined),
-        "split": list(prepared.split),
+        "inspect": inspection(findings, claims, excluded, prepared.unsplit, twice),
+        "prepared": {"inlined": list(prepared.inlined), "split": list(prepared.split)},
+        **{name: each.to_json() for name, each in bases if each is not None},
     }
 
 
@@ -338,8 +333,14 @@ def _published(
         stripped = strip_notes(folded.model)
         changed = folded.changed or stripped is not folded.model
         folded = replace(folded, model=stripped, changed=changed)
-    report = _report(source, prepared, folded, options, attempt)
-    result, changed = folded.model, folded.changed
+    report = _decisions(source, prepared, folded.findings, options, attempt.claims)
+    result, report["changed"] = folded.model, folded.changed
+    left_out = (*attempt.left_out, *folded.left_out)
+    if left_out:
+        report["left_out"] = [left.to_json() for left in left_out]
+    if folded.proof is not None:
+        report["proof"] = folded.proof.to_json()
+    changed = folded.changed
     if options.fail_if_unchanged and not changed:
         what = "improve" if options.convert_to is None else "convert"
         raise UnchangedError(f"nothing to {what} in this model, and --fail-if-unchanged is set")
@@ -349,15 +350,14 @@ def _published(
         returned = source.give_back(result)
         if changed and options.check:
             # The returned model is checked, not its source.
-            again = ModelSource(open_source(returned).model, None)
+            again = open_source(returned)
             verification = check(source, again, folded.findings, options, timer)
         both = count(source, folded, before, timer)
     else:
-        written = write(
+        report["output"], verification, both = write(
             source, folded, before, Path(output), options, timer, changed and bool(options.check)
         )
-        verification, both = written.verification, written.before_after
-        returned, report["output"] = written.path, written.document
+        returned = Path(report["output"]["path"])
         report["output"]["advice"] = advice(options, report["inspect"]["excluded_fusions"])
         report["output"]["notes"] = notes(options, report["inspect"])
     if verification is not None:
@@ -368,30 +368,3 @@ def _published(
     report["assurance"] = {"proved": folded.proof is not None, "samples": samples}
     report["timing_s"] = timer.seconds
     return Result(returned, changed, folded.findings.plan, report, folded.proof, verification)
-
-
-def _report(
-    source: Source,
-    prepared: Prepared,
-    folded: folding.Folded,
-    chosen: Options,
-    attempt: _Attempt,
-) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        "inspect": inspection(
-            folded.findings,
-            attempt.claims,
-            exclusion(chosen.exclude),
-            prepared.unsplit,
-            stored_twice(source.model),
-        ),
-        "prepared": _prepared(prepared),
-        "changed": folded.changed,
-    }
-    left_out = (*attempt.left_out, *folded.left_out)
-    if left_out:
-        report["left_out"] = [left.to_json() for left in left_out]
-    report |= _bases(folded.findings)
-    if folded.proof is not None:
-        report["proof"] = folded.proof.to_json()
-    return report

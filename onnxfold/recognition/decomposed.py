@@ -22,7 +22,7 @@ from onnxfold.recognition.algebra import (
     match_graph,
 )
 from onnxfold.recognition.algebra.forms import Square
-from onnxfold.recognition.algebra.guards import channel_axis
+from onnxfold.recognition.algebra.graph_state import channel_axis
 from onnxfold.recognition.norm_operators import size_refusal, spatial_refusal
 from onnxfold.refusal import Refusal, refuse_overridable
 

@@ -158,7 +158,7 @@ def document_of(
 
 
 def _session(path: Path) -> dict[str, Any]:
-    from onnxfold.runtime.session_graph import session_operators
+    from onnxfold.runtime.sessions import session_operators
 
     try:
         return {"session_operators": session_operators(path), "session_refusal": None}

@@ -1,14 +1,16 @@
-"""The picture of a report: the blocks of a model with their streams, norms and weights."""
+"""The frame of every HTML page, and the picture of a report: blocks, streams, norms and weights."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
+from importlib.resources import files
 from itertools import groupby
+from string import Template
 from typing import Any
 
 from onnxfold.report.before_after import KIND_NAMES
-from onnxfold.report.frame import breakable
 from onnxfold.report.sentences import BECOMES, folds
 
 FATES = {
@@ -215,3 +217,39 @@ def _lanes(numbers: Sequence[int]) -> dict[int, int]:
         ends[free : free + 1] = [last[stream]]
         lanes[stream] = free
     return lanes
+
+
+def framed(title: str, heading: str, verdict: str, body: str, *, script: str | None = None) -> str:
+    """Return a whole page; ``title`` and ``heading`` are text, ``verdict`` and ``body`` HTML.
+
+    ``script``: the name of a file of this package.
+    """
+    return Template(_part("frame.html")).substitute(
+        title=escape(title),
+        heading=escape(heading),
+        style=_part("style.css"),
+        verdict=verdict,
+        scripts="" if script is None else "; script-src 'unsafe-inline'",
+        body=body,
+        script="" if script is None else f"<script>\n{_part(script)}</script>",
+    )
+
+
+def table(columns: Sequence[str], rows: str, *, numbers: Container[str] = (), of: str = "") -> str:
+    """Return a table in a box that scrolls; ``numbers`` are aligned right, ``of`` is attributes."""
+    kinds = ((' class="number"' if column in numbers else "", column) for column in columns)
+    headings = "".join(f'<th scope="col"{kind}>{column}</th>' for kind, column in kinds)
+    return (
+        f'<div class="scroll"><table{of}><thead><tr>{headings}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def breakable(name: str) -> str:
+    """Return a name as HTML that goes on in the next line between its parts, not within one."""
+    return re.sub(r"([./_])(?=\w)", r"\1<wbr>", escape(name))
+
+
+@cache
+def _part(name: str) -> str:
+    return files("onnxfold.report").joinpath(name).read_text(encoding="utf-8")

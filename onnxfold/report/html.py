@@ -16,8 +16,7 @@ from onnxfold.report.before_after import (
     priced,
     session_rows,
 )
-from onnxfold.report.drawing import drawing, fate_of
-from onnxfold.report.frame import breakable, framed, table
+from onnxfold.report.drawing import breakable, drawing, fate_of, framed, table
 from onnxfold.report.inspection import plain
 from onnxfold.report.sentences import folds
 

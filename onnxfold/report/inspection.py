@@ -4,7 +4,6 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, TypeVar
 
@@ -76,16 +75,6 @@ _Part = TypeVar("_Part", ir.Node, ir.Value)
 _Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A node or weight that is ``removed``, ``added`` or ``changed``, and the difference."""
-
-    change: str
-    kind: str  # the operator, or "weight"
-    name: str
-    what: tuple[str, ...]
-
-
 def node_rows(model: ir.Model) -> list[dict[str, Any]]:
     """Return every node, in bodies too: its operator, name, inputs and outputs."""
     rows = [_described(node) for node in all_nodes(model)]
@@ -102,7 +91,8 @@ def node_changes(before: ir.Model, after: ir.Model) -> list[dict[str, Any]]:
         *_compared(_weights(before), _weights(after), _named_weight, _weight_difference),
     ]
     order = ("removed", "added", "changed")
-    return [asdict(change) for change in sorted(changes, key=lambda c: order.index(c.change))]
+    rows = sorted(changes, key=lambda change: order.index(change[0]))
+    return [dict(zip(("change", "kind", "name", "what"), row, strict=True)) for row in rows]
 
 
 def type_and_shape(value: ir.Value) -> str:
@@ -118,16 +108,17 @@ def _compared(
     after: Mapping[_Key, _Part],
     described: Callable[[_Part], tuple[str, str, str]],
     difference: Callable[[_Part, _Part], Iterable[str]],
-) -> Iterator[_Change]:
+) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+    """Yield whether each is removed, added or changed, its kind and name, and the difference."""
     for change, here, there in (("removed", before, after), ("added", after, before)):
         for key in (key for key in here if key not in there):
             kind, name, what = described(here[key])
-            yield _Change(change, kind, name, (what,))
+            yield change, kind, name, (what,)
     for key in before:
         differs = tuple(difference(before[key], after[key])) if key in after else ()
         if differs:
             kind, name, _ = described(after[key])
-            yield _Change("changed", kind, name, differs)
+            yield "changed", kind, name, differs
 
 
 def _nodes(model: ir.Model) -> dict[_Key, ir.Node]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from onnxfold.errors import DependencyError, ModelError, one_line
 from onnxfold.graph.constants import Float64
 from onnxfold.runtime import library as runtime
-from onnxfold.runtime.openable import demand_name, demand_optimizable
+from onnxfold.runtime.sessions import demand_name, demand_optimizable
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -195,25 +195,11 @@ class Bound:
         self.session.run_with_iobinding(self.binding)
 
 
-def memory_of(provider: str) -> str:
-    """Return ONNX Runtime's name of the memory of a provider's tensors."""
-    return "cuda" if provider.startswith("CUDA") else "cpu"
-
-
 def values_on(memory: str, feeds: Mapping[str, npt.NDArray[Any]]) -> dict[str, ort.OrtValue]:
     """Return copies of arrays in the memory of a device."""
     import onnxruntime as ort
 
     return {name: ort.OrtValue.ortvalue_from_numpy(array, memory) for name, array in feeds.items()}
-
-
-def outputs_on(
-    memory: str, session: ort.InferenceSession, feeds: Mapping[str, npt.NDArray[Any]]
-) -> dict[str, ort.OrtValue]:
-    """Return device memory for a session's outputs, which sessions of one model may share."""
-    names = [output.name for output in session.get_outputs()]
-    arrays = session.run(names, dict(feeds))
-    return memory_for(memory, session, dict(zip(names, arrays, strict=True)))
 
 
 def memory_for(

@@ -12,9 +12,8 @@ import onnx_ir as ir
 
 from onnxfold.check.reference import Array
 from onnxfold.check.runners import why_not_onnxruntime
-from onnxfold.errors import UsageError
+from onnxfold.errors import UsageError, first_cause
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.model_io.messages import first_cause
 from onnxfold.runtime.library import runtime_errors
 
 if TYPE_CHECKING:

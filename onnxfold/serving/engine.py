@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnxfold import model_io
-from onnxfold.errors import OnnxfoldError, UsageError
+from onnxfold.errors import OnnxfoldError, UsageError, first_cause
 from onnxfold.inputs import InputSpec
-from onnxfold.model_io.messages import first_cause
 from onnxfold.runtime.library import device_of, get_library_path, runtime_errors
 from onnxfold.serving.batch_independence import two_rows, why_rows_mix
 from onnxfold.serving.batching import RunError

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxfold import model_io
 from onnxfold.errors import ModelError, OnnxfoldError
-from onnxfold.pipeline.apart import optimized_apart
+from onnxfold.fleet import optimized_apart
 from onnxfold.pipeline.finalize import written_for
 from onnxfold.target import Target
 

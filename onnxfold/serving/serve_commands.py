@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from onnxfold.cli import terminal
+from onnxfold.cli.guard import go_on_as_usual
 from onnxfold.cli.options import FOLDED, Model, ReportOption, with_options
-from onnxfold.cli.startup import go_on_as_usual
 from onnxfold.cli.terminal import Verbosity
 from onnxfold.errors import OnnxfoldError, printable
 from onnxfold.serving.settings import NamedModel, ServeSettings, read_token, tls_files

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxfold.errors import ModelError, OnnxfoldError
-from onnxfold.model_io.messages import first_cause
+from onnxfold.errors import ModelError, OnnxfoldError, first_cause
 from onnxfold.runtime.library import check_providers, register, runtime_errors
-from onnxfold.runtime.openable import demand_optimizable
+from onnxfold.runtime.sessions import demand_optimizable
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -260,15 +260,6 @@ class ModelTransfers:
             return refuse_exact(node)
         return self._confirmed(node, reader.index, point.fiber, outputs)
 
-    def reached(self, point: Point, reader: Reader) -> tuple[Point, ...]:
-        """Return where the shift of a point may go by the reader's law alone; to be confirmed."""
-        node = reader.node
-        transfer = transfer_of(node)
-        if transfer is None:
-            return ()
-        outputs = transfer.forward(self.view, node, reader.index, point.fiber) or ()
-        return tuple(Point(node.outputs[output], outer) for output, outer in outputs)
-
     def _confirmed(
         self, node: ir.Node, index: int, fiber: Fiber, outputs: tuple[tuple[int, Fiber], ...]
     ) -> ShiftResponse:

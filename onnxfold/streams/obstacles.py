@@ -16,6 +16,7 @@ from onnxfold.refusal import Refusal, RefusalCode
 _SCALES_BACK = (Family.CAST, Family.QUOTIENT, Family.PRODUCT)
 _OF_INTEGERS = (Family.ADDITIVE, Family.CAST)  # operators allowed between a product and its scale
 ENDS: Fact[Mapping[ir.Value, Sequence[Refusal]]] = Fact("ends of streams")
+"""Of all norms that subtract a mean, and of bare centerings."""
 
 
 def refuse_dequantised(node: ir.Node) -> Refusal | None:
@@ -75,6 +76,3 @@ def refuse_exact(node: ir.Node) -> Refusal:
         f"{operator(node)} '{label}' needs the original value",
         (label,),
     )
-
-
-"""Of all norms that subtract a mean, and of bare centerings."""

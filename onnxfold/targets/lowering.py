@@ -47,9 +47,9 @@ from onnxfold.targets.spelled import (
     spelled_rms,
     spells_axes,
     trailing_axes,
+    turned_values,
     wide_epsilon,
 )
-from onnxfold.targets.turned import turned_values
 
 _STATISTICS = {NormKind.LAYER_NORM: Statistics.LAYER, NormKind.RMS_NORM: Statistics.RMS}
 _LAST_AXES = "the target has no operator that normalizes other than trailing axes"
@@ -57,7 +57,7 @@ _SLICE_SINCE = 10  # with constants as inputs
 
 
 class TargetLowering:
-    """Lowering of the norms of one model for one target."""
+    """The `NormForms` of one model for one target, and what stays in place."""
 
     def __init__(self, view: ModelInfo, target: Target, form: WrittenForm = WrittenForm.AUTO):
         self._view = view
@@ -67,7 +67,6 @@ class TargetLowering:
         self._bypassed: set[ir.Value] = set()
 
     def refuse_rms(self, site: NormSite) -> Refusal | None:
-        """Return why a LayerNorm lacks a cheaper RMS form on this target, or None."""
         refusal = site.refusal or self._refuse_kernel(site)
         if refusal is not None:
             return refusal
@@ -82,11 +81,9 @@ class TargetLowering:
         return self._refuse_spelled(site)
 
     def spells_rms(self, site: NormSite) -> bool:
-        """Whether a norm of one operator would become several that no runtime fuses."""
         return site.form is not NormForm.DECOMPOSED and not self._has_operator(Statistics.RMS)
 
     def is_bare(self, site: NormSite) -> bool:
-        """Whether an RMSNorm becomes operators that nothing fuses, and needs no scale for that."""
         return site.input.dtype is ir.DataType.DOUBLE and not self._has_operator(Statistics.RMS)
 
     def _can_bypass(self, site: NormSite) -> bool:
@@ -149,7 +146,6 @@ class TargetLowering:
         return None
 
     def rms_norm(self, site: NormSite, x: ir.Value) -> Lowered:
-        """Return RMSNorm of ``x`` with the norm's gamma and beta."""
         if self._refuse_call(site) is None:
             blocks = adjacent_blocks(self._view, site)
             if blocks is not None:
@@ -175,18 +171,15 @@ class TargetLowering:
         return self._call(site, statistics, site.input)
 
     def refuse_layer(self, site: NormSite) -> Refusal | None:
-        """Return why an RMSNorm cannot be a LayerNorm of the same parameters, or None."""
         refusal = self._refuse_call(site)
         if refusal is None and trailing_axes(self._view, site) is None:
             return _no_form(site, "LayerNormalization supports only trailing axes")
         return refusal
 
     def restored(self, site: NormSite) -> Lowered:
-        """Return an RMSNorm whose input has mean 0 as a LayerNorm."""
         return self._call(site, Statistics.LAYER, site.input)
 
     def refuse_compressed(self, site: NormSite) -> Refusal | None:
-        """Return why an RMSNorm cannot be a CRMSNorm, which reads one channel less, or None."""
         refusal = self.refuse_layer(site)
         if refusal is None and (
             trailing_axes(self._view, site) != 1 or self._view.opset < _SLICE_SINCE
@@ -196,11 +189,9 @@ class TargetLowering:
         return refusal
 
     def compressed(self, site: NormSite, x: ir.Value) -> Lowered:
-        """Return an RMSNorm of E x as a CRMSNorm of x, which restores the missing channel."""
         return self._call(site, Statistics.CRMS_FULL, x)
 
     def calls_in_place(self, site: NormSite) -> bool:
-        """Whether a norm that stays goes to a kernel, or becomes one operator."""
         if site.kind not in _STATISTICS or site.refusal is not None or _narrows(site):
             return False
         if self._refuse_call(site) is not None:
@@ -248,7 +239,6 @@ class TargetLowering:
         return self._form is WrittenForm.OP and self._view.opset >= RMS_NORMALIZATION_SINCE
 
     def calls_rms(self, site: NormSite) -> bool:
-        """Whether a folded norm is rewritten, with a scale of ones if it has none."""
         return self._refuse_call(site) is None
 
     def keep_affine(self, site: NormSite) -> Refusal | None:
@@ -267,12 +257,10 @@ class TargetLowering:
         return _no_form(site, f"norm '{site.name}' {sentence}")
 
     def multiplies(self, site: NormSite) -> bool:
-        """Whether a layer norm or RMS norm always multiplies by a scale, gamma or not."""
         fused = site.form is not NormForm.DECOMPOSED or self._runtimes_fuse(site)
         return fused and site.kind in _STATISTICS
 
     def stays_in_operators(self, site: NormSite) -> bool:
-        """Whether a LayerNorm that stays is several operators of a session as well."""
         if site.form is not NormForm.DECOMPOSED or self.calls_in_place(site):
             return False
         return not (is_fused_spelling(site) and self._runtimes_fuse(site))
@@ -283,7 +271,6 @@ class TargetLowering:
         return plain and not _narrows(site) and trailing_axes(self._view, site) is not None
 
     def centring(self, value: ir.Value, fiber: Fiber) -> Lowered:
-        """Return value - mean(value) as a call, or as two operators for other axes or types."""
         rank = self._view.rank(value) or 0
         trailing = fiber.axes == tuple(range(rank - len(fiber.axes), rank))
         called = value.dtype in FLOATS

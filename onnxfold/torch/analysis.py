@@ -12,8 +12,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from onnxfold.errors import escaped
 from onnxfold.graph import Fiber
-from onnxfold.model_io import one_line
 from onnxfold.norms import NormSite
 from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan, WeightCentring
@@ -207,7 +207,7 @@ class Analysis:
             owners = self._owners(value)
             place = _dim_and_groups(weight.fiber)
             if not owners or place is None:
-                label = one_line(value.name or weight.value)
+                label = escaped(value.name or weight.value)
                 unmapped[weight.value] = f"'{label}', which writes the stream, is not a parameter"
             elif weight.split:
                 found = self._tables(weight, values)

@@ -11,8 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from onnxfold.errors import ModelError
-from onnxfold.model_io import one_line
+from onnxfold.errors import ModelError, escaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def exported(model: nn.Module, arguments: Arguments) -> ir.Model:
             place = f"module {entered[-1]!r} of " if entered and entered[-1] else ""
             raise ModelError(
                 f"{place}{type(model).__name__} cannot be exported to ONNX, which the analysis "
-                f"needs: {one_line(text)}"
+                f"needs: {escaped(text)}"
             ) from error
     graph: ir.Model = program.model
     return graph

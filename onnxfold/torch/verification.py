@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from onnxfold.errors import ModelError, VerificationError
-from onnxfold.model_io import one_line
+from onnxfold.errors import ModelError, VerificationError, escaped
 from onnxfold.torch.exporting import Arguments
 from onnxfold.torch.modules import RMSNorm
 from onnxfold.torch.norm_calls import NormCalls, Watch
@@ -70,7 +69,7 @@ def _run(model: nn.Module, arguments: Arguments, *, training: bool) -> list[Tens
             text = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(
                 f"{type(model).__name__} cannot be run in float64 in {mode} mode, which the check "
-                f"needs: {one_line(text)}"
+                f"needs: {escaped(text)}"
             ) from error
     leaves = pytree.tree_leaves(output)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

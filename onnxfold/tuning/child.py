@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,11 @@ import numpy as np
 
 from onnxfold.errors import one_line
 from onnxfold.tuning.processes import store, stored
+from onnxfold.wording import naming_flags
 
 if TYPE_CHECKING:
-    from onnxfold.check.result import ModelSource
-from onnxfold.wording import naming_flags
+    from onnxfold.model_io.load import Source
+    from onnxfold.runtime.interleaved_timing import Variant
 
 Document = dict[str, Any]
 _QUICK_S, _QUICK_ROUNDS = 1.5, 60
@@ -95,15 +96,6 @@ def _loaded(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entrant:
-    """A runnable file with its requirements."""
-
-    path: Path
-    kernels: bool
-    optimize: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class _Track:
     """Where entrants run: the device with its threads, and whether to use CUDA graphs."""
 
@@ -120,18 +112,15 @@ class _Track:
         alone = self.threads == 1 and not self.on_cuda
         return time.process_time if alone else time.perf_counter
 
-    def session(self, entrant: _Entrant, feeds: Mapping[str, Any], *, graph: bool = False) -> Any:
-        from onnxfold.runtime.interleaved_timing import Variant
-
+    def session(self, entrant: Variant, feeds: Mapping[str, Any], *, graph: bool = False) -> Any:
         providers: list[Any] = list(self.providers)
         if graph:
             providers[0] = (providers[0], {"enable_cuda_graph": "1"})
         dimensions = _dimensions(entrant.path, feeds) if self.on_cuda else ()
-        variant = Variant(entrant.path, entrant.kernels, (), dimensions, entrant.optimize)
-        return variant.session(self.threads, providers)
+        return replace(entrant, dimensions=dimensions).session(self.threads, providers)
 
     def runner(
-        self, entrant: _Entrant, feeds: Mapping[str, Any], outputs: Mapping[str, Any]
+        self, entrant: Variant, feeds: Mapping[str, Any], outputs: Mapping[str, Any]
     ) -> Callable[[], object]:
         """Return a call that runs the model once, on CUDA as a graph if the session supports it.
 
@@ -189,8 +178,10 @@ def _track(job: Document) -> _Track:
     return _Track(tuple(job["providers"]), job["threads"])
 
 
-def _entrant(document: Document) -> _Entrant:
-    return _Entrant(Path(document["path"]), document["kernels"], document.get("optimize", True))
+def _entrant(document: Document) -> Variant:
+    from onnxfold.runtime.interleaved_timing import Variant
+
+    return Variant(**{**document, "path": Path(document["path"])})
 
 
 def _run(job: Document) -> Document:
@@ -217,14 +208,14 @@ def _interpreted(path: Path, feeds: Sequence[Mapping[str, Any]], job: Document) 
     results = native(model_io.load(path), feeds)
     for number, result in enumerate(results):
         store(Path(job["outputs"], f"{number}.npz"), result)
-    return {"outputs": list(results[0])}
+    return {}
 
 
 def _ran(
-    track: _Track, entrant: _Entrant, feeds: Sequence[Mapping[str, Any]], job: Document
+    track: _Track, entrant: Variant, feeds: Sequence[Mapping[str, Any]], job: Document
 ) -> Document:
     from onnxfold.runtime.interleaved_timing import RunCounts, take_turns
-    from onnxfold.runtime.session_graph import session_operators
+    from onnxfold.runtime.sessions import session_operators
 
     for number, feed in enumerate(feeds):
         if number == 0 or track.on_cuda:  # sizes are fixed there
@@ -232,7 +223,7 @@ def _ran(
         names = [value.name for value in session.get_outputs()]
         results = session.run(names, _known(session, feed))
         store(Path(job["outputs"], f"{number}.npz"), dict(zip(names, results, strict=True)))
-    result: Document = {"outputs": names}
+    result: Document = {}
     if not job["timed_here"]:
         result["operators"] = session_operators(entrant.path, kernels=entrant.kernels)
     elif job["beside"] is not None:
@@ -278,12 +269,11 @@ def _broken(job: Document) -> Document:
     return {"fault": found[0].fault if found else None}
 
 
-def _two(job: Document) -> list[ModelSource]:
-    from onnxfold import model_io
-    from onnxfold.check.result import ModelSource
+def _two(job: Document) -> list[Source]:
+    from onnxfold.model_io.load import open_source
 
     paths = (Path(job[name]) for name in ("before", "after"))
-    return [ModelSource(model_io.load(path), path) for path in paths]
+    return [open_source(path) for path in paths]
 
 
 _JOBS: Mapping[str, Callable[[Document], Document]] = {

@@ -20,7 +20,6 @@ import numpy as np
 
 from onnxfold import model_io
 from onnxfold.check.error_metrics import errors
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import CannotRun, OnnxRuntime
 from onnxfold.check.truth import Truth, truth_of
 from onnxfold.errors import ModelError
@@ -75,7 +74,7 @@ def search(
     source = Path(model)
     model_io.check_destination(output, source=source, force=options.force)
     model_io.check_replaceable(output, source=source, force=options.force)
-    loaded = ModelSource(model_io.load(source), source)
+    loaded = open_source(source)
     given = None if options.data is None else read_samples(options.data, loaded.model, source)
     truth = truth_of(
         loaded,
@@ -128,7 +127,7 @@ def _measured(
     workshop = Workshop(folder, path, Processes(folder), facts, Device.CPU, _STEP_SECONDS)
     try:
         made = workshop.build((QUANTIZERS[options.to],), time.monotonic() + _STEP_SECONDS)
-        quantised = ModelSource(model_io.load(made.path), made.path)
+        quantised = open_source(made.path)
         outputs = OnnxRuntime.of(None).run(quantised, truth.feeds, optimize=True)
     except (JobFailed, CannotRun) as error:
         raise ModelError(f"{path.name} cannot be measured in {options.to}: {error}") from error

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxfold import model_io
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Outputs
 from onnxfold.graph.constants import Float64
+from onnxfold.model_io.load import open_source
 from onnxfold.tuning.chains import Chain, spelled
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
@@ -225,7 +224,7 @@ class Search:
         trial = self.trials.run(made.path, seconds, kernels=candidate.kernels)
         candidate.operators = trial.operators
         candidate.milliseconds, candidate.ratio = trial.milliseconds, trial.ratio
-        changed = ModelSource(model_io.load(made.path), made.path)
+        changed = open_source(made.path)
 
         def run(optimize: bool) -> list[Outputs]:
             if optimize:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -161,44 +162,22 @@ class RuntimeOptimizer(ToolStep):
 
 @dataclass(frozen=True)
 class FoldStep(ToolStep):
-    """onnxfold optimize, for one target; the check comes at the chain's end."""
+    """onnxfold optimize, proved and not run: the end of a chain is checked."""
 
-    target: Target
-
-    @property
-    def name(self) -> str:  # type: ignore[override]  # one class, a step for each target
-        return f"fold-{self.target}"
+    name: str  # type: ignore[misc]  # one class, a step for each choice of options
+    chosen: Mapping[str, Any]
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
-        device = context.device if self.target.traits.contrib else Device.CPU
-        _optimize(source, output, target=self.target, device=device)
+        from onnxfold.model_io.load import open_source
+        from onnxfold.options import Options
+        from onnxfold.pipeline import run
+        from onnxfold.pipeline.stage_timer import StageTimer
 
-
-class ScaleStreams(ToolStep):
-    """onnxfold optimize --scale-streams auto: before float16, where a stream overflows it."""
-
-    name = "scale-streams"
-
-    def apply(self, source: Path, output: Path, context: Context) -> None:
-        _optimize(source, output, scale_streams="auto")
-
-
-class Rotate(ToolStep):
-    """onnxfold optimize --rotate hadamard: before int8 and int4, where channels have outliers."""
-
-    name = "rotate"
-
-    def apply(self, source: Path, output: Path, context: Context) -> None:
-        _optimize(source, output, rotate="hadamard", allow_split=_EMBEDDED_BYTES)
-
-
-class SplitGammas(ToolStep):
-    """onnxfold optimize --split-gamma auto: before int8, where a few gammas are large."""
-
-    name = "split-gammas"
-
-    def apply(self, source: Path, output: Path, context: Context) -> None:
-        _optimize(source, output, split_gamma="auto", norm_form="layer")
+        target = self.chosen.get("target")
+        device = context.device if target and target.traits.contrib else Device.CPU
+        options = Options(device=device, check=0, force=True, **self.chosen)
+        with np.errstate(all="ignore"):
+            run(open_source(source), output, options, StageTimer(None))
 
 
 class Half(ToolStep):
@@ -241,12 +220,14 @@ class Brain(Half):
         _write(made, output)
 
 
+@dataclass(frozen=True)
 class DynamicInt8(ToolStep):
     """quantize_dynamic: weights to int8, activations at run time."""
 
-    name, needs, precision = "int8", ("onnxruntime",), TargetPrecision.INT8
+    name: str  # type: ignore[misc]
+    per_channel: bool
+    needs, precision = ("onnxruntime",), TargetPrecision.INT8
     takes_exclusions = True
-    per_channel: ClassVar[bool] = False
 
     def apply(self, source: Path, output: Path, context: Context) -> None:
         from onnxruntime.quantization import quantize_dynamic
@@ -260,13 +241,6 @@ class DynamicInt8(ToolStep):
             # Optimizers write no types, which the quantizer needs.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-
-
-class ChannelInt8(DynamicInt8):
-    """quantize_dynamic with a scale for each channel of a weight."""
-
-    name = "int8-channel"
-    per_channel = True
 
 
 class StaticInt8(ToolStep):
@@ -345,31 +319,20 @@ STEPS: Mapping[str, ToolStep] = {
         ScriptOptimizer(),
         Fusions(),
         RuntimeOptimizer(),
-        *(FoldStep(target) for target in Target),
-        ScaleStreams(),
-        Rotate(),
-        SplitGammas(),
+        *(FoldStep(f"fold-{target}", {"target": target}) for target in Target),
+        # Before float16, where a stream overflows it; before int8 and int4, where channels have
+        # outliers; before int8, where a few gammas are large.
+        FoldStep("scale-streams", {"scale_streams": "auto"}),
+        FoldStep("rotate", {"rotate": "hadamard", "allow_split": _EMBEDDED_BYTES}),
+        FoldStep("split-gammas", {"split_gamma": "auto", "norm_form": "layer"}),
         Half(),
         Brain(),
-        DynamicInt8(),
-        ChannelInt8(),
+        DynamicInt8("int8", per_channel=False),
+        DynamicInt8("int8-channel", per_channel=True),
         StaticInt8(),
         *(Blocks(bits, block) for bits, block in ((4, 32), (4, 128), (8, 32))),
     )
 }
-
-
-def _optimize(source: Path, output: Path, **chosen: Any) -> None:
-    """Run the passes of `onnxfold optimize`, proved and not run: the end of a chain is checked."""
-    import numpy as np
-
-    from onnxfold.model_io.load import open_source
-    from onnxfold.options import Options
-    from onnxfold.pipeline import run
-    from onnxfold.pipeline.stage_timer import StageTimer
-
-    with np.errstate(all="ignore"):
-        run(open_source(source), output, Options(check=0, force=True, **chosen), StageTimer(None))
 
 
 def _write(model: ir.Model, output: Path) -> None:

@@ -19,11 +19,11 @@ import numpy as np
 from onnxfold.check.budget import Budget, judge_budget
 from onnxfold.check.compare import check_interface
 from onnxfold.check.criterion import AcceptanceCriterion
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Outputs
 from onnxfold.check.truth import Truth, judged
 from onnxfold.errors import VerificationError
 from onnxfold.graph.constants import Array, Float64
+from onnxfold.model_io.load import Source
 from onnxfold.options import DEFAULT_NOISE_LIMIT, Metric
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
 from onnxfold.tuning.processes import JobFailed, Processes, stored
@@ -156,7 +156,7 @@ class Verdict:
 class Gate:
     """Judge of candidates' outputs on the feeds of a truth."""
 
-    source: ModelSource
+    source: Source
     truth: Truth
     options: TuneOptions
 
@@ -179,7 +179,7 @@ class Gate:
         given = self.options.data is not None
         return slice(drawn, None) if given else slice(drawn - len(self.truth.rows))
 
-    def judge(self, run: Run, candidate: ModelSource, precision: TargetPrecision) -> Verdict:
+    def judge(self, run: Run, candidate: Source, precision: TargetPrecision) -> Verdict:
         """Return whether a candidate is correct.
 
         `run` returns its outputs, one mapping for each feed. The session has all optimizations, or

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from onnxfold import model_io
-from onnxfold.check.memory import available_bytes
-from onnxfold.check.result import ModelSource
 from onnxfold.check.runners import Feeds
 from onnxfold.check.truth import truth_of
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec
 from onnxfold.inputs.data import read_samples
+from onnxfold.model_io.load import open_source
 from onnxfold.model_io.staging import StagingFolder
 from onnxfold.options import Device
 from onnxfold.runtime.library import find_cuda, has_cuda
+from onnxfold.runtime.sessions import available_bytes
 from onnxfold.tuning.chains import chains
 from onnxfold.tuning.facts import guess
 from onnxfold.tuning.options import TuneOptions
@@ -105,7 +105,7 @@ def _opened(path: Path, options: TuneOptions, scratch: Path, listener: Listener 
     Raises ModelError for a model that does not run there.
     """
     end = time.monotonic() + options.budget
-    source = ModelSource(model_io.load(path), path)
+    source = open_source(path)
     facts = guess(source.model).override(options)
     memory = options.memory_bytes or available_bytes()
     # Memory reserved by a driver counts as allocated there.

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantisedWeight:
-    """The numbers of a weight; ``rows`` gives some of them, from one row to another."""
+    """The numbers of a `Weight`; ``rows`` gives some of them, from one row to another."""
 
     shape: ir.Shape
     rows: Callable[[int, int], Float64]
@@ -41,11 +41,9 @@ class QuantisedWeight:
             yield start, self.rows(start, min(start + step, count))
 
     def mapped(self, function: Callable[[int, Float64], Result], /) -> Iterator[Result]:
-        """Yield ``function(first row, rows)`` for each chunk, in order."""
         return (function(start, chunk) for start, chunk in self.chunks())
 
     def weighted(self, factors: Float64) -> Iterator[Float64]:
-        """Yield for each chunk, in order, the sum of its rows, each times its factor."""
         for start, chunk in self.chunks():
             yield (chunk * factors[start : start + chunk.shape[0], np.newaxis]).sum(axis=0)
 

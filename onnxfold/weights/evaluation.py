@@ -1,4 +1,6 @@
-"""Evaluation of edits on a weight in float64, some rows at a time, rounded once.
+"""Edits of a weight (centering, scaling, shifting), evaluated in float64 and rounded once.
+
+Each is an entry of a list of edits, which are evaluated together, some rows at a time.
 
 The rows of a chunk contain whole sets of every mean, or the means are computed beforehand. Which
 thread computes a chunk changes no bit, and sums over chunks are added in the order of the chunks.
@@ -8,15 +10,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from math import lcm
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from onnxfold.errors import WeightOverflowError
+from onnxfold.graph import Fiber
+from onnxfold.graph.channels import Channels
 from onnxfold.graph.constants import Array, Float64
 from onnxfold.model_io.mapped import release
-from onnxfold.weights.edits import Centre, Edit, Scale
 from onnxfold.weights.means import chosen_elements, split_digits
 from onnxfold.weights.native_rows import RowEdit, RowProgram
 
@@ -26,6 +30,50 @@ _LAST_OF_FLOAT32 = np.uint64(1 << 29)
 _BELOW_FLOAT32 = np.uint64((1 << 29) - 1)
 
 Result = TypeVar("Result")
+
+
+class Deferred(Protocol):
+    """A vector that costs a pass over a weight, computed on first use."""
+
+    @property
+    def value(self) -> Float64:
+        """The vector."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """W becomes W - mean(W) along ``fiber``."""
+
+    fiber: Fiber
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """W becomes g * W, with one element of g for each channel."""
+
+    channels: Channels
+    vector: Float64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shift:
+    """b becomes b + s, with one element of s for each channel."""
+
+    channels: Channels
+    vector: Float64 | Deferred
+
+    @property
+    def costly(self) -> bool:
+        """Whether s must still be computed from a weight."""
+        return not isinstance(self.vector, np.ndarray)
+
+    def values(self) -> Float64:
+        """Return s."""
+        return self.vector if isinstance(self.vector, np.ndarray) else self.vector.value
+
+
+Edit = Centre | Scale | Shift
 
 
 class Evaluation:

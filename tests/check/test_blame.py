@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxfold.check import ModelSource
 from onnxfold.check.blame import Blame, blame, rank
 from onnxfold.check.runners import CannotRun
 from onnxfold.check.truth import Truth, truth_of
 from onnxfold.model_io import from_proto
+from onnxfold.model_io.load import Source
 from tests.check.converted import (
     WIDTH,
     change_weight,
@@ -29,21 +29,21 @@ from tests.check.converted import (
 pytest.importorskip("onnxruntime.quantization")
 
 
-def source(model: onnx.ModelProto) -> ModelSource:
-    return ModelSource(from_proto(model))
+def source(model: onnx.ModelProto) -> Source:
+    return Source(from_proto(model))
 
 
 @pytest.fixture(scope="module")
-def original() -> ModelSource:
+def original() -> Source:
     return source(encoder())
 
 
 @pytest.fixture(scope="module")
-def truth(original: ModelSource) -> Truth:
+def truth(original: Source) -> Truth:
     return truth_of(original, samples=0, data=rows(4))
 
 
-def blamed(original: ModelSource, changed: onnx.ModelProto, truth: Truth) -> tuple[Blame, ...]:
+def blamed(original: Source, changed: onnx.ModelProto, truth: Truth) -> tuple[Blame, ...]:
     return blame(original, source(changed), truth.feeds, truth.outputs)
 
 
@@ -125,7 +125,7 @@ PLANTED: dict[str, tuple[Callable[[Path], onnx.ModelProto], str, str]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_with_its_node(
-    tmp_path: Path, original: ModelSource, truth: Truth, name: str
+    tmp_path: Path, original: Source, truth: Truth, name: str
 ) -> None:
     make, node, changed_node = PLANTED[name]
     found = blamed(original, make(tmp_path), truth)
@@ -136,7 +136,7 @@ def test_a_planted_fault_is_found_with_its_node(
 
 
 def test_one_value_that_does_not_run_does_not_excuse_the_others(
-    original: ModelSource, truth: Truth
+    original: Source, truth: Truth
 ) -> None:
     """A wrong index ends the run of the original, unlike a wrong mask."""
     model = encoder()
@@ -155,12 +155,12 @@ def test_one_value_that_does_not_run_does_not_excuse_the_others(
     assert found
 
 
-def test_a_file_that_does_not_run_is_not_looked_into(original: ModelSource, truth: Truth) -> None:
+def test_a_file_that_does_not_run_is_not_looked_into(original: Source, truth: Truth) -> None:
     with pytest.raises(CannotRun):
         blamed(original, drop(encoder(), "node_kt"), truth)
 
 
-def test_a_result_of_another_shape_is_found(original: ModelSource) -> None:
+def test_a_result_of_another_shape_is_found(original: Source) -> None:
     """A Transpose that is dropped where the sizes happen to be equal."""
     feeds = rows(2, time=WIDTH)
     truth = truth_of(original, samples=0, data=feeds)
@@ -168,7 +168,7 @@ def test_a_result_of_another_shape_is_found(original: ModelSource) -> None:
     assert found.node == "node_kt"
 
 
-def test_names_that_mean_something_else_are_not_blamed(original: ModelSource, truth: Truth) -> None:
+def test_names_that_mean_something_else_are_not_blamed(original: Source, truth: Truth) -> None:
     """Two results exchange their names, and a third one is wrong."""
     changed = change_weight(encoder(), "Wup", lambda w: 2 * w)
     exchanged = {"q": "v", "v": "q", "scaled": "products", "products": "scaled"}
@@ -179,6 +179,6 @@ def test_names_that_mean_something_else_are_not_blamed(original: ModelSource, tr
     assert found.node == "node_up"
 
 
-def test_nothing_is_blamed_where_nothing_is_wrong(original: ModelSource, truth: Truth) -> None:
+def test_nothing_is_blamed_where_nothing_is_wrong(original: Source, truth: Truth) -> None:
     assert blamed(original, encoder(), truth) == ()
     assert rank(original, source(encoder()), truth.feeds, truth.outputs) == []

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxfold.check.criterion import AcceptanceCriterion, Judgement, Tolerance, judge
+from onnxfold.check.criterion import AcceptanceCriterion, Judgement, judge
 
 U = 2.0**-24
 G = np.random.default_rng(0)
@@ -185,6 +185,6 @@ def test_nan_of_float8_is_equal_to_nan_alone() -> None:
 def test_a_tolerance_bounds_the_distance_to_the_truth(
     rtol: float, atol: float, passes: bool
 ) -> None:
-    criterion = AcceptanceCriterion(4.0, Tolerance(rtol, atol))
+    criterion = AcceptanceCriterion(4.0, (rtol, atol))
     judgement = judge(TRUTH, [TRUTH], TRUTH * (1 + 1e-4), roundoff=U, criterion=criterion)
     assert (judgement.fault is None) == passes

@@ -7,8 +7,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource, runners
+from onnxfold.check import runners
 from onnxfold.check.disturbance import disturbed, disturbed_model
+from onnxfold.model_io.load import Source
 from tests.check.verified import single
 
 
@@ -16,7 +17,7 @@ def _runs(model: ir.Model, engine: str) -> list[dict[str, np.ndarray]]:
     feeds = {"x": np.ones(1, dtype=np.float32)}
     if engine == "interpreter":
         return disturbed(model, feeds, draws=2, seed=0)
-    sources = [ModelSource(disturbed_model(model, seed)) for seed in (0, 1)]
+    sources = [Source(disturbed_model(model, seed)) for seed in (0, 1)]
     runs = runners.OnnxRuntime()
     return [runs.run(source, [feeds], optimize=False)[0] for source in sources]
 

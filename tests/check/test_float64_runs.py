@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource, float64_runs
+from onnxfold.check import float64_runs
 from onnxfold.check.compare import verify
 from onnxfold.check.float64_runs import OwnRuns
 from onnxfold.check.reference import ResourceLimitError
@@ -15,6 +15,7 @@ from onnxfold.check.result import FAR
 from onnxfold.check.runners import OnnxRuntime
 from onnxfold.check.truth import truth_of
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.model_io.load import Source
 
 _NORM = (
     "m = ReduceMean <axes: ints = [-1]> (x) d = Sub (x, m) q = Pow (d, two) "
@@ -24,7 +25,7 @@ _NORM = (
 _STEP = "l{0} = Sub (one, r{0}) p{0} = Mul (r{0}, l{0}) r{1} = Mul (p{0}, rate) "
 
 
-def _model(body: str, outputs: str, size: str = "4, 64", scale: float = 1.0) -> ModelSource:
+def _model(body: str, outputs: str, size: str = "4, 64", scale: float = 1.0) -> Source:
     gamma = ", ".join(["1.0"] * 64)
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 17]>
@@ -33,10 +34,10 @@ def _model(body: str, outputs: str, size: str = "4, 64", scale: float = 1.0) -> 
         int64[2] twice = {{2, 1}}, float epsilon = {{0.00001}},
         float[64] gamma = {{{gamma}}}> {{ {body} }}"""
     )
-    return ModelSource(ir.from_proto(proto))
+    return Source(ir.from_proto(proto))
 
 
-def _chaotic(outputs: str = "float[4,64] y", scale: float = 1.0) -> ModelSource:
+def _chaotic(outputs: str = "float[4,64] y", scale: float = 1.0) -> Source:
     """A norm, which a session computes in two ways, and steps that nearly double each error."""
     steps = "".join(_STEP.format(number, number + 1) for number in range(60))
     return _model(_NORM + steps + "y = Mul (r60, scale)", outputs, scale=scale)
@@ -112,7 +113,7 @@ _OF_A_LOOP = """y = Loop (count, go, x) <body = steps (int64 i, bool c, float[4,
     ids=["size of values", "loop"],
 )
 def test_where_sizes_or_steps_are_unknown_the_float64_run_guards_the_others(
-    make: Callable[[], ModelSource], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interpreter refuses what would fill the memory or never end."""
     monkeypatch.setattr(OwnRuns, "are_scattered", pytest.fail)

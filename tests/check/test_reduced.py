@@ -14,10 +14,10 @@ from onnx import helper
 
 import onnxfold
 from models.digits_vit.data import HELDOUT
-from onnxfold.check import ModelSource
 from onnxfold.check.traps import traps
 from onnxfold.errors import DataError, UsageError, VerificationError
 from onnxfold.model_io import from_proto
+from onnxfold.model_io.load import Source
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 from tests.check.converted import change_weight, drop, dynamic, encoder, half, rows, static
 from tests.lanes import some
@@ -366,8 +366,8 @@ def test_known_traps_are_noted(files: Path) -> None:
     assert traps(_source(clipped), _source(clipped)) == ()
 
 
-def _source(model: onnx.ModelProto) -> ModelSource:
-    return ModelSource(from_proto(model))
+def _source(model: onnx.ModelProto) -> Source:
+    return Source(from_proto(model))
 
 
 def test_quantized_parts_that_stay_in_float_are_noted(files: Path) -> None:

@@ -9,13 +9,14 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.check import ModelSource, float64_runs
+from onnxfold.check import float64_runs
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
 from onnxfold.check.truth import judged, truth_of, within
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import make_inputs
 from onnxfold.inputs.spec import InputSpec
+from onnxfold.model_io.load import Source
 from onnxfold.options import Metric
 from tests.check.verified import one_gamma, single
 from tests.folded import model, weights
@@ -23,8 +24,8 @@ from tests.graphs import graph
 from tests.graphs import weights as tensors
 
 
-def source(w=None, **options) -> ModelSource:
-    return ModelSource(model(weights() if w is None else w, **options))
+def source(w=None, **options) -> Source:
+    return Source(model(weights() if w is None else w, **options))
 
 
 def test_many_candidates_are_judged_against_one_float64_run(
@@ -96,7 +97,7 @@ def test_without_a_float64_run_onnxruntime_is_the_truth_of_all_samples() -> None
             if value is not None and value.name == "g":
                 node.replace_input_with(i, graph.graph.initializers["g"])
     data = [{"x": np.ones((4, 8), np.float32)}]
-    original = ModelSource(graph)
+    original = Source(graph)
     truth = truth_of(original, samples=1, data=data, float64_limit_bytes=8)
     assert truth.method == "onnxruntime"
     assert "too large for a float64 run" in str(truth.reason)
@@ -129,7 +130,7 @@ def test_a_model_that_does_not_load_is_not_within_any_budget() -> None:
 def test_the_inputs_on_which_a_model_does_not_run_are_named() -> None:
     """The first sample is a batch of 2, as the model's inside has; one of the others is not."""
     fixed = single("s = Constant <value_ints = [2, 8]> ()  y = Reshape (x, s)", "float[B, 8] x")
-    given = ModelSource(fixed)
+    given = Source(fixed)
     assert verify(given, given, samples=1).passed
     with pytest.raises(ModelError, match=r"does not run on the inputs x:[13],8"):
         verify(given, given, samples=4)

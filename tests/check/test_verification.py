@@ -14,12 +14,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource, evidence, runners
+from onnxfold.check import evidence, runners
 from onnxfold.check.compare import verify
 from onnxfold.check.disturbance import disturbed_model
 from onnxfold.check.float64_runs import FLOAT64_LIMIT_BYTES
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.model_io.load import Source
 from tests.case_files import read
 from tests.check.verified import one_gamma, single, verified
 from tests.folded import BODY, WIDTH, Weights, model, weights
@@ -334,7 +335,7 @@ def test_models_are_read_from_their_paths(tmp_path: Path) -> None:
     for name, made in (("a", model(w)), ("b", model(w.centred(), rms=True))):
         ir.save(made, tmp_path / f"{name}.onnx", external_data=f"{name}.data")
         path = tmp_path / f"{name}.onnx"
-        sources.append(ModelSource(ir.load(path), path))
+        sources.append(Source(ir.load(path), path))
     assert verify(*sources).passed
     Path(tmp_path / "b.onnx").write_bytes(b"broken")
     with pytest.raises(VerificationError, match=r"b\.onnx: onnxruntime cannot load it"):
@@ -379,8 +380,8 @@ def test_disturbed_models_keep_their_outputs_and_differ_by_roundings() -> None:
         original = ir.from_proto(proto)
         feeds = make_inputs(original, InputSpec(), count=1, seed=0)[0]
         engine = runners.OnnxRuntime()
-        (plain,) = engine.run(ModelSource(original), [feeds], optimize=False)
-        source = ModelSource(disturbed_model(original, seed=0))
+        (plain,) = engine.run(Source(original), [feeds], optimize=False)
+        source = Source(disturbed_model(original, seed=0))
         first, second = engine.run(source, [feeds, feeds], optimize=False)
         assert list(first) == ["y", "i"]
         size = float(np.abs(plain["y"]).max())

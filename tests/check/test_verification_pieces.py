@@ -13,14 +13,16 @@ import pytest
 
 import onnxfold
 from onnxfold import model_io
-from onnxfold.check import ModelSource, memory, pieces
+from onnxfold.check import pieces
 from onnxfold.check.compare import verify
 from onnxfold.check.pieces import Pieces
 from onnxfold.check.runners import OnnxRuntime
 from onnxfold.errors import ModelError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
+from onnxfold.model_io.load import Source
 from onnxfold.report import html as html_report
 from onnxfold.report.printed_result import print_result
+from onnxfold.runtime import sessions
 from tests.folded import model, weights
 from tests.model_io.files import rich_model
 
@@ -32,7 +34,7 @@ Array = np.ndarray
 def both_ways(given: ir.Model) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
     """Outputs of a model as a whole and in pieces, without optimizations."""
     feeds = make_inputs(given, InputSpec(), count=2, seed=0)
-    source = ModelSource(given)
+    source = Source(given)
     return (
         OnnxRuntime().run(source, feeds, optimize=False),
         SMALL.run(source, feeds, optimize=False),
@@ -106,7 +108,7 @@ def test_the_cut_is_where_the_fewest_values_are_handed_on() -> None:
 
 
 def verified(a: ir.Model, b: ir.Model, **options: object) -> onnxfold.Verification:
-    return verify(ModelSource(a), ModelSource(b), **options)  # type: ignore[arg-type]  # as given
+    return verify(Source(a), Source(b), **options)  # type: ignore[arg-type]  # as given
 
 
 def test_the_verdict_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +170,7 @@ def test_a_piece_that_cannot_run_names_its_nodes() -> None:
     given = parsed("a = MatMul (x, A)  b = org.x.Foo (a)  y = Neg (b)  z = Neg (y)",
                    {"A": square(0)})  # fmt: skip
     with pytest.raises(ModelError, match=r"onnxruntime cannot run nodes \d+ to \d+: .*Foo"):
-        SMALL.run(ModelSource(given), [{"x": square(2)}], optimize=False)
+        SMALL.run(Source(given), [{"x": square(2)}], optimize=False)
 
 
 def test_embedded_weights_beyond_a_protobuf_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +186,14 @@ def test_what_is_free_is_the_least_of_machine_and_group(
     names = ("meminfo", "max", "current")
     meminfo, limit, used = (tmp_path / name for name in names)
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUPS", ((limit, used),))
-    assert memory.available_bytes() == int(0.8 * 1_024_000)
+    monkeypatch.setattr(sessions, "_MEMINFO", meminfo)
+    monkeypatch.setattr(sessions, "_CGROUPS", ((limit, used),))
+    assert sessions.available_bytes() == int(0.8 * 1_024_000)
     limit.write_text("max\n")
     used.write_text("5000\n")
-    assert memory.available_bytes() == int(0.8 * 1_024_000)
+    assert sessions.available_bytes() == int(0.8 * 1_024_000)
     limit.write_text("105000\n")
-    assert memory.available_bytes() == 80_000
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "gone")
-    monkeypatch.setattr(memory, "_CGROUPS", ())
-    assert memory.available_bytes() is None
+    assert sessions.available_bytes() == 80_000
+    monkeypatch.setattr(sessions, "_MEMINFO", tmp_path / "gone")
+    monkeypatch.setattr(sessions, "_CGROUPS", ())
+    assert sessions.available_bytes() is None

@@ -7,13 +7,14 @@ from dataclasses import replace
 import onnx
 import onnx_ir as ir
 
-from onnxfold.check import ModelSource, Verification
+from onnxfold.check import Verification
 from onnxfold.check.compare import verify
+from onnxfold.model_io.load import Source
 from tests.folded import Weights
 
 
 def verified(a: ir.Model, b: ir.Model, **options: object) -> Verification:
-    return verify(ModelSource(a), ModelSource(b), **options)  # type: ignore[arg-type]  # as given
+    return verify(Source(a), Source(b), **options)  # type: ignore[arg-type]  # as given
 
 
 def single(body: str, inputs: str = "float[4, 8] x", outputs: str = "float[M, N] y") -> ir.Model:

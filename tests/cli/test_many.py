@@ -15,13 +15,12 @@ from typing import Any
 import onnx
 import pytest
 
+from onnxfold import fleet
 from onnxfold.cli import terminal
-from onnxfold.cli.many import run_many
-from onnxfold.cli.optimize import print_many
+from onnxfold.cli.optimize import print_many, run_many
 from onnxfold.errors import CommandInterruptedError, ModelError, UsageError
 from onnxfold.fleet import Errand, FleetRow, errands, spread
 from onnxfold.model_io.report_files import is_ours
-from onnxfold.pipeline import apart
 from tests.builders import chain_model, model_of, post_norm_model, pre_norm_model
 from tests.cli.command import Cli, run
 
@@ -56,7 +55,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             code = run(monkeypatch, *command[3:])  # after python -m onnxfold
         return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
-    monkeypatch.setattr(apart.subprocess, "run", done)
+    monkeypatch.setattr(fleet.subprocess, "run", done)
 
 
 def all_files(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from onnxfold.pipeline.apart import optimized_apart
+from onnxfold.fleet import optimized_apart
 from tests.builders import pre_norm_model
 from tests.cli.command import Cli, run
 

@@ -13,7 +13,7 @@ _MODEL = Path(__file__).parents[2] / "models" / "digits_vit" / "digits_vit.onnx"
 
 _PROGRAM = """
 import sys
-from onnxfold.cli.startup import start_quickly
+from onnxfold.cli.guard import start_quickly
 start_quickly()
 from onnxfold.cli.application import app
 app(["-q", *sys.argv[1:], "--json"], standalone_mode=False)
@@ -69,7 +69,7 @@ def test_what_waits_for_a_command_imports_no_command() -> None:
 _LONG = """
 import gc, sys
 from importlib.util import _LazyModule
-from onnxfold.cli.startup import go_on_as_usual, start_quickly
+from onnxfold.cli.guard import go_on_as_usual, start_quickly
 before = list(sys.meta_path), gc.get_threshold()
 start_quickly()
 import onnx_ir
@@ -88,7 +88,7 @@ def test_a_command_that_goes_on_for_long_has_nothing_deferred() -> None:
 
 _CYCLE = """
 import sys
-from onnxfold.cli.startup import go_on_as_usual, start_quickly
+from onnxfold.cli.guard import go_on_as_usual, start_quickly
 
 class Node:
     def __del__(self):

@@ -88,7 +88,7 @@ def metadata(made: onnx.ModelProto) -> dict[str, Any]:
 
 
 def run(made: onnx.ModelProto, x: Array) -> Array:
-    source = onnxfold.check.ModelSource(open_source(made).model)
+    source = open_source(made)
     (outputs,) = OnnxRuntime(("CPUExecutionProvider",)).run(source, [{"x": x}], optimize=True)
     return np.asarray(outputs["y"])
 

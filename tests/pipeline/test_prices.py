@@ -19,7 +19,7 @@ from onnxfold.errors import ModelError
 from onnxfold.report.html import page
 from onnxfold.report.printed_result import print_result
 from onnxfold.runtime.bench import Benchmark, Measurement
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.runtime.sessions import session_operators
 from onnxfold.target import TRAITS
 from tests.graphs import graph
 

@@ -13,7 +13,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.equality import paired_rows
 from onnxfold.proof.stored import Comparison, compared, fits, has_zero_mean
 from onnxfold.weights.edited import edited
-from onnxfold.weights.edits import Centre, Scale
+from onnxfold.weights.evaluation import Centre, Scale
 
 
 @pytest.mark.parametrize("axis", [0, 1])

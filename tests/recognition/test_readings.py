@@ -11,7 +11,7 @@ from onnxfold.norms import NormKind
 from onnxfold.norms.second_moments import Moment
 from onnxfold.recognition import find_norms
 from onnxfold.recognition.algebra.canonical import Canonical, uniform
-from onnxfold.recognition.algebra.guards import reading
+from onnxfold.recognition.algebra.graph_state import reading
 from onnxfold.recognition.algebra.matcher import match_graph
 from onnxfold.recognition.algebra.moments import shifted_moment
 from onnxfold.shapes import infer

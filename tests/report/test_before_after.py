@@ -15,7 +15,7 @@ import pytest
 import onnxfold
 from onnxfold import model_io
 from onnxfold.report.before_after import figure_notes, figure_rows, figures
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.runtime.sessions import session_operators
 from tests.builders import model_of
 
 _WIDTH, _INNER = 8, 12

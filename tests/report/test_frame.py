@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import onnxfold
-from onnxfold.report.frame import breakable, framed
+from onnxfold.report.drawing import breakable, framed
 
 PACKAGE = Path(onnxfold.__file__).parent
 

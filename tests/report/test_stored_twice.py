@@ -14,7 +14,7 @@ from onnx_ir.passes.common import DeduplicateHashedInitializersPass
 import onnxfold
 from onnxfold import model_io
 from onnxfold.report import sentences
-from onnxfold.report.stored_twice import stored_twice
+from onnxfold.report.document import stored_twice
 from tests.builders import model_of
 
 _WIDTH = 64

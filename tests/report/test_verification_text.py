@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 import onnxfold
-from onnxfold.check import ModelSource, OutputCheck, Verification
+from onnxfold.check import OutputCheck, Verification
 from onnxfold.check.compare import verify
+from onnxfold.model_io.load import Source
 from onnxfold.pipeline import LeftOut
 from onnxfold.report.printed import print_verification
 from onnxfold.report.printed_result import print_result
@@ -85,7 +86,7 @@ def test_batches_of_one_are_named_with_the_reason() -> None:
     assert f"note: {said}\n" in text.getvalue()
 
 
-def _logistic(steps: int) -> ModelSource:
+def _logistic(steps: int) -> Source:
     """Steps of 3.9 r (1 - r), each of which nearly doubles an error, and one parallel step."""
     step = "l{0} = Sub(one, r{0}) p{0} = Mul(r{0}, l{0}) r{1} = Mul(p{0}, rate) "
     body = "r0 = Sigmoid(x) steady = Mul(r0, rate) " + "".join(
@@ -96,7 +97,7 @@ def _logistic(steps: int) -> ModelSource:
         logistic (float[4,64] x) => (float[4,64] r{steps}, float[4,64] steady)
         <float one = {{1.0}}, float rate = {{3.9}}> {{ {body} }}"""
     )
-    return ModelSource(ir.from_proto(proto))
+    return Source(ir.from_proto(proto))
 
 
 def test_a_chaotic_model_is_said_to_be_one() -> None:

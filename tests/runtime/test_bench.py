@@ -16,7 +16,7 @@ from onnxfold.cli.bench import print_benchmark
 from onnxfold.errors import ModelError, one_line
 from onnxfold.runtime.bench import bench, is_apart
 from onnxfold.runtime.library import get_library_path
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.runtime.sessions import session_operators
 from tests.builders import chain_model, pre_norm_model
 
 

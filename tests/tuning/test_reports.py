@@ -12,9 +12,8 @@ from rich.console import Console
 
 from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.options import TargetPrecision, TuneOptions
-from onnxfold.tuning.tune_page import page
+from onnxfold.tuning.tune_page import page, print_candidates, print_conclusion
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult, document
-from onnxfold.tuning.tune_table import print_candidates, print_conclusion
 
 
 def _candidate(*chain: str, **known: Any) -> Candidate:

@@ -16,8 +16,7 @@ from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
 from onnxfold.weights.affine_parts import weighted_sum
 from onnxfold.weights.edited import Product, centred, edited, evaluated
-from onnxfold.weights.edits import Centre, Scale, Shift
-from onnxfold.weights.evaluation import Evaluation
+from onnxfold.weights.evaluation import Centre, Evaluation, Scale, Shift
 from tests.graphs import Array, graph
 
 

@@ -20,7 +20,7 @@ from onnxfold import model_io
 from onnxfold.errors import InvariantError
 from onnxfold.graph import AxisBlock, Fiber, whole_axes
 from onnxfold.graph.channels import Channels
-from onnxfold.weights import edited, edits, evaluation
+from onnxfold.weights import edited, evaluation
 from onnxfold.weights.edited import centred, centred_tensor, is_centred_weight
 from onnxfold.weights.means import is_centred, split_digits
 from tests.model_io.files import linear, save
@@ -195,8 +195,8 @@ def test_parts_are_the_rows_of_the_whole(
     W = rng.standard_normal(shape).astype(dtype)
     fiber = whole_axes(shape, (axis % len(shape),))
     assert fiber is not None
-    factor = edits.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
-    tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), edits.Centre(fiber), "W")
+    factor = evaluation.Scale(Channels.along([(0, shape[0])]), rng.standard_normal(shape[0]))
+    tensor = edited.edited(edited.edited(ir.tensor(W), factor, "W"), evaluation.Centre(fiber), "W")
     parts = list(tensor.parts())
     assert (len(parts) > 1) == (W.size > 1000)  # a few rows, and the rest
     assert max(part.nbytes for part in parts) <= max(10_000, 2 * 1000 * W.itemsize)

@@ -13,7 +13,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.weights import edited as edited_module
 from onnxfold.weights import evaluation
 from onnxfold.weights.edited import edited, unrounded
-from onnxfold.weights.edits import Centre, Edit, Scale
+from onnxfold.weights.evaluation import Centre, Edit, Scale
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 

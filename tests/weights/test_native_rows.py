@@ -19,7 +19,7 @@ from onnxfold.graph import whole_axes
 from onnxfold.graph.channels import Channels
 from onnxfold.weights import native_rows as row_edits
 from onnxfold.weights.edited import EditedTensor, edited, evaluated, unrounded
-from onnxfold.weights.edits import Centre, Edit, Scale, Shift
+from onnxfold.weights.evaluation import Centre, Edit, Scale, Shift
 from onnxfold.weights.native_rows import RowEdit, RowProgram
 
 _TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.errors import DataError, UsageError
 from onnxfold.inputs import InputSpec, make_inputs
-from onnxfold.inputs.data.images import SUFFIXES, ImageFolder, find_preprocessor
 from onnxfold.inputs.data.shards import (
     Array,
     Batch,
@@ -24,7 +23,14 @@ from onnxfold.inputs.data.shards import (
     blocks,
     optional,
 )
-from onnxfold.inputs.data.text import TextFile, Tokens, find_tokenizer
+from onnxfold.inputs.data.texts_and_images import (
+    IMAGE_SUFFIXES,
+    ImageFolder,
+    TextFile,
+    Tokens,
+    find_preprocessor,
+    find_tokenizer,
+)
 
 # Errors that numpy raises for a file that is damaged or not an array; TypeError for a .npy named
 # .npz.
@@ -35,13 +41,10 @@ _UNREADABLE = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zli
 class ArrayFiles:
     """Shards of arrays on disk, in the order of their names."""
 
+    kind: ClassVar[str] = "arrays"
     files: tuple[Path, ...]
     signature: InputSignature
     options: DataOptions
-
-    @property
-    def kind(self) -> str:
-        return "arrays"
 
     def shards(self) -> list[Shard]:
         found: list[Shard] = []
@@ -106,14 +109,11 @@ class TableFiles:
     A shard is a block of rows of one row group (Parquet) or record batch (Arrow).
     """
 
+    kind: ClassVar[str] = "table"
     files: tuple[Path, ...]
     signature: InputSignature
     options: DataOptions
     tokens: Tokens | None
-
-    @property
-    def kind(self) -> str:
-        return "table"
 
     def shards(self) -> list[Shard]:
         found: list[Shard] = []
@@ -220,6 +220,7 @@ class Synthetic:
     The inputs are drawn once, in :meth:`shards`, since they need the graph; they are small.
     """
 
+    kind: ClassVar[str] = "synthetic"
     drawn: tuple[dict[str, np.ndarray], ...] = field(repr=False)
     signature: InputSignature
     options: DataOptions
@@ -233,10 +234,6 @@ class Synthetic:
             for number in range(count)
         )
         return Synthetic(drawn, signature, options)
-
-    @property
-    def kind(self) -> str:
-        return "synthetic"
 
     def shards(self) -> list[Shard]:
         step = _DRAWN_TOGETHER
@@ -266,7 +263,7 @@ def open_data(
     files, suffix = _files(data)
     if suffix in _ARRAYS:
         return ArrayFiles(files, signature, options)
-    if suffix in SUFFIXES:
+    if suffix in IMAGE_SUFFIXES:
         return ImageFolder(files, find_preprocessor(model_path, data), signature, options)
     if suffix in _TABLES:
         tokens = None
@@ -284,7 +281,7 @@ def _files(data: Path) -> tuple[tuple[Path, ...], str]:
     if not data.exists():
         raise DataError(f"there is no data at '{data}'; give {_KINDS}")
     found = [data] if data.is_file() else sorted(p for p in data.iterdir() if p.is_file())
-    for kind in (_ARRAYS, _TABLES, _TEXTS, SUFFIXES):
+    for kind in (_ARRAYS, _TABLES, _TEXTS, IMAGE_SUFFIXES):
         files = tuple(path for path in found if path.suffix.lower() in kind)
         if files:
             return files, files[0].suffix.lower()

@@ -20,7 +20,7 @@ Keep = Callable[[ir.Value, Array], None]
 
 
 class Observe(Protocol):
-    """A float64 run of a model (pipeline/observing.py).
+    """A float64 run of a model (pipeline/basis_passes.py).
 
     Returns the number and the origin of its inputs, or the reason if there is none.
     """

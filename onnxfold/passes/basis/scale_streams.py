@@ -35,7 +35,7 @@ from onnxfold.passes.places import Place, ReaderRef, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS
 from onnxfold.weights.edited import float64_chunks
-from onnxfold.weights.edits import Scale
+from onnxfold.weights.evaluation import Scale
 
 _OUTSIDE = (EpsilonMode.OUTSIDE, EpsilonMode.MAX_OUTSIDE)
 _HOLDS_EPSILON = frozenset({"Add", "Sum", "Max", "Clip"})

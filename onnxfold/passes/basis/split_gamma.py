@@ -31,7 +31,7 @@ from onnxfold.passes.constant_edits import PlaceEditor
 from onnxfold.passes.places import Place, place_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.weights.edited import unrounded
-from onnxfold.weights.edits import Scale
+from onnxfold.weights.evaluation import Scale
 
 GRID = tuple(n / 8 for n in range(1, 8))
 WORTH = 0.9  # of the error as it is: smaller differences are luck

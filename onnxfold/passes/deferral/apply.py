@@ -28,7 +28,7 @@ from onnxfold.passes.gamma_tables import GammaTables, gamma_tables, scale_factor
 from onnxfold.passes.places import ReaderRef
 from onnxfold.targets.parameters import Parameters
 from onnxfold.weights.edited import edited
-from onnxfold.weights.edits import Centre, Scale
+from onnxfold.weights.evaluation import Centre, Scale
 
 _GEMM_WITHOUT_BIAS = 11  # the first opset in which a Gemm may lack it
 

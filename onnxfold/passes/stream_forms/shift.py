@@ -31,7 +31,7 @@ from onnxfold.passes.stream_forms.plan import ShiftingPlan
 from onnxfold.streams.dataflow import ZeroMeanGraph, walk_back
 from onnxfold.streams.model_transfers import TRANSFERS, Point
 from onnxfold.weights.edited import EditedTensor, edited, float64_chunks
-from onnxfold.weights.edits import Shift
+from onnxfold.weights.evaluation import Shift
 
 
 def decide(info: ModelInfo, settings: Settings) -> ShiftingPlan:

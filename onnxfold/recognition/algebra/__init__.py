@@ -1,9 +1,8 @@
 """Decomposed norms by algebra: each value in terms of one tensor and its moments.
 
 This package neither changes the graph nor matches templates. ``canonical`` skips operators without
-effect; ``forms`` are the expressions; ``moments`` and ``operators`` (rules A and B), ``products``,
-``sums`` and ``layout`` (rule C) define the effect of an operator on them; ``matcher`` applies them
-to every node once.
+effect; ``forms`` are the expressions; ``moments``, ``products`` and ``reshaped_forms`` define the
+effect of an operator on them; ``matcher`` applies them to every node once.
 """
 
 from onnxfold.recognition.algebra.canonical import Canonical

@@ -22,8 +22,7 @@ from onnxfold.recognition.algebra.forms import (
     Root,
     Square,
 )
-from onnxfold.recognition.algebra.graph_state import Algebra
-from onnxfold.recognition.algebra.guards import along, beside, extend, legal, reading
+from onnxfold.recognition.algebra.graph_state import Algebra, along, beside, extend, legal, reading
 
 _ROOT_TOLERANCE = 1e-6  # a float32 constant sqrt(n) is this close
 

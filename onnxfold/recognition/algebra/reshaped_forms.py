@@ -13,8 +13,7 @@ from onnxfold.norms.second_moments import Moment, MomentAxes
 from onnxfold.operators import facets
 from onnxfold.operators.table import row_of
 from onnxfold.recognition.algebra.forms import AffineForm, Coefficient, Form, Root, Square
-from onnxfold.recognition.algebra.graph_state import Algebra
-from onnxfold.recognition.algebra.guards import extend, legal
+from onnxfold.recognition.algebra.graph_state import Algebra, extend, legal
 from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
 
 _APPLY = ("Add", "Div", "Mul", "Sub")  # gamma or beta

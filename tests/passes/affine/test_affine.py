@@ -7,8 +7,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 import pytest
 
-from onnxfold.check import ModelSource
 from onnxfold.check.compare import verify
+from onnxfold.model_io.load import Source
 from tests.case_files import read, shapes
 from tests.graphs import graph, weights
 from tests.passes.affine.affine_graphs import error, forced, fuse
@@ -157,9 +157,9 @@ def _pair(case: str, dtype: npt.DTypeLike = None) -> tuple[ir.Model, ir.Model]:
 def test_what_is_refused_fails_the_verification_too(case: str) -> None:
     harmless, harmful = _pair(case, np.float32)
     right = fuse(harmless, limit=0)
-    assert verify(ModelSource(harmless), ModelSource(right.model), samples=1).passed
+    assert verify(Source(harmless), Source(right.model), samples=1).passed
     wrong = forced(harmful, right.decision.fusions[:1])
-    verification = verify(ModelSource(harmful), ModelSource(wrong.model), samples=1)
+    verification = verify(Source(harmful), Source(wrong.model), samples=1)
     assert not verification.passed
     assert verification.noise_ratio > 1e3
 

@@ -15,7 +15,7 @@ from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.basis.plan import ScaledPlace, ScaledStream, ScalePlan
 from onnxfold.passes.basis.scale_streams import apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.observing import observe
+from onnxfold.pipeline.basis_passes import observe
 from onnxfold.pipeline.proofs import of_scaled_streams
 from tests.passes.basis.wide_streams import FEEDS, WIDE
 from tests.soundness.float64 import evaluate, relative_error

@@ -21,7 +21,7 @@ from onnxfold.graph.edit import Editor
 from onnxfold.passes.base import Settings
 from onnxfold.passes.basis.split_gamma import GammaSplit, SplitPlan, apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.observing import observe
+from onnxfold.pipeline.basis_passes import observe
 from onnxfold.pipeline.proofs import of_split_gammas
 from tests.builders import Array, post_norm_model, pre_norm_model
 from tests.passes.basis.wide_streams import FEEDS, WIDTH, WORDS, Builder

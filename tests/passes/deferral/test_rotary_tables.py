@@ -19,7 +19,7 @@ from onnxfold.passes.deferral.plan import DeferralPlan
 from onnxfold.passes.gamma_tables import GammaTables
 from onnxfold.target import TRAITS, Target
 from onnxfold.weights.edited import edited
-from onnxfold.weights.edits import Scale
+from onnxfold.weights.evaluation import Scale
 from tests.graphs import Array, graph, weights
 from tests.passes.affine.affine_graphs import error
 from tests.passes.deferral.deferral_graphs import defer, forced, rms_norm

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnxfold
-from onnxfold.runtime.session_graph import session_operators
+from onnxfold.runtime.sessions import session_operators
 from tests import graphs
 from tests.optimized import optimized
 
