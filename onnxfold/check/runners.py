@@ -245,7 +245,7 @@ def _bounded(source: Source) -> Iterator[Any]:
 
 
 def _by_name(
-    source: ModelSource, session: Any, names: Sequence[str], results: Sequence[Any]
+    source: Source, session: Any, names: Sequence[str], results: Sequence[Any]
 ) -> dict[str, Array]:
     types = {output.name: output.type for output in session.get_outputs()}
     outputs = {}

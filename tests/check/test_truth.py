@@ -53,7 +53,7 @@ def test_many_candidates_are_judged_against_one_float64_run(
 def test_a_model_that_no_inputs_suit_is_told_the_proof_alone(
     body: str, types: str, reason: str
 ) -> None:
-    original = ModelSource(graph(body, "float[M, 8] x", types, {}))
+    original = Source(graph(body, "float[M, 8] x", types, {}))
     with pytest.raises(ModelError, match=reason) as caught:
         truth_of(original)
     assert "optimized with check=0, which only proves the result" in str(caught.value)
