@@ -31,7 +31,7 @@ from onnxfold.model_io.staging import StagingFolder
 from onnxfold.model_io.wire import EMBEDDED_BYTES
 from onnxfold.runtime.library import ONLY_FATAL, check_providers, runtime_errors
 from onnxfold.runtime.sessions import fatal_node, session_bytes, stored_bytes, takes_name
-from onnxfold.targets.costs import MOST_NODES
+from onnxfold.targets.installed import MOST_NODES
 
 Feeds = Mapping[str, Array]
 Outputs = dict[str, Array]

@@ -25,8 +25,8 @@ from onnxfold.pipeline.finalize import note
 from onnxfold.pipeline.stage_timer import StageTimer
 from onnxfold.refusal import RefusalCode
 from onnxfold.report.before_after import Figures, document_of, figures, more_operators
-from onnxfold.targets.costs import MEASURED, MOST_NODES, onnxruntime_version
 from onnxfold.targets.fusions import is_taken_for_zero
+from onnxfold.targets.installed import MEASURED, MOST_NODES, onnxruntime_version
 
 _MOST_SESSION_BYTES = 1 << 30
 _ROUNDS, _TIMING_S = 21, 3.0  # of a result whose session executes more operators

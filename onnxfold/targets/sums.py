@@ -17,7 +17,8 @@ from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.options import Device, Options
 from onnxfold.refusal import RefusalCode
 from onnxfold.target import Target
-from onnxfold.targets.costs import costs_of, onnxruntime_version, work
+from onnxfold.targets.costs import costs_of, work
+from onnxfold.targets.installed import onnxruntime_version
 
 SLOW_SINCE = (1, 30)
 

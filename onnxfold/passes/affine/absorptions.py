@@ -31,8 +31,9 @@ from onnxfold.passes.places import Place, place_of, ref_of
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.targets.costs import Work, elements, work_beside
 from onnxfold.weights.dequantised import holder_of, quantised_weight
-from onnxfold.weights.edited import Product, refuse_few_bits
+from onnxfold.weights.edited import Product
 from onnxfold.weights.evaluation import Scale, Shift
+from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
 
 _HALF, _TWO = 0.5, 2.0

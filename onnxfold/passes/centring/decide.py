@@ -19,8 +19,9 @@ from onnxfold.passes.centring.cheapest import Demand, cheapest_plan
 from onnxfold.passes.centring.plan import CentringPlan
 from onnxfold.refusal import Refusal, RefusalCode
 from onnxfold.streams.model_transfers import TRANSFERS_OF_PARTS, ModelTransfers
-from onnxfold.targets.costs import Costs, costs_of, microseconds, onnxruntime_version, work
+from onnxfold.targets.costs import Costs, costs_of, microseconds, work
 from onnxfold.targets.fusions import refuse_fused, refuse_stripped
+from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.norm_settings import NORM_FORMS, NormForms
 from onnxfold.targets.spelled import turned_norms
 from onnxfold.targets.sums import SLOW_SINCE, joined_additions

@@ -51,8 +51,8 @@ from onnxfold.passes.deferral.flow import Flow
 from onnxfold.passes.deferral.plan import CentredReader, HalvedReader, MeanBound
 from onnxfold.passes.places import ReaderRef
 from onnxfold.refusal import Refusal, RefusalCode
-from onnxfold.weights.edited import refuse_few_bits
 from onnxfold.weights.evaluation import Scale
+from onnxfold.weights.half_weights import refuse_few_bits
 
 _ROUNDING = 2.0**-11
 _MOST = 15  # 2^-25 times 2^15 is a thousandth already

@@ -24,7 +24,7 @@ from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, contrib_fusions, resi
 from onnxfold.passes.lower.row_scales import ROUNDS, row_fusions
 from onnxfold.passes.split_skip_norms import is_split
 from onnxfold.shapes import infer
-from onnxfold.targets.costs import onnxruntime_version
+from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.lowering import TargetLowering
 from onnxfold.targets.norm_settings import common_settings
 

@@ -25,7 +25,7 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.lower.residual import CONTRIB_DOMAIN, ready
 from onnxfold.passes.split_skip_norms import SPLITTERS, Builder
 from onnxfold.shapes import fill_types, infer
-from onnxfold.targets.costs import onnxruntime_version
+from onnxfold.targets.installed import onnxruntime_version
 from onnxfold.targets.sums import SLOW_SINCE
 
 _EMBEDDING = (CONTRIB_DOMAIN, "EmbedLayerNormalization")

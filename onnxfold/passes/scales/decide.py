@@ -39,8 +39,9 @@ from onnxfold.passes.scales.writer import (
     writer_of,
 )
 from onnxfold.refusal import Refusal
-from onnxfold.weights.edited import edited, refuse_few_bits
+from onnxfold.weights.edited import edited
 from onnxfold.weights.evaluation import Scale, Shift
+from onnxfold.weights.half_weights import refuse_few_bits
 from onnxfold.weights.narrow import refuse_narrow
 
 # Operators that exporters write between a scale and Softmax; runtimes do not search beyond others.
