@@ -175,6 +175,11 @@ def _given_arrays(known: dict[str, ir.Value], spec: InputSpec) -> dict[str, Arra
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:
+    if isinstance(value.type, ir.SequenceType):
+        raise UsageError(
+            f"input {value.name!r} is a sequence, and only tensors can be drawn or given: leave "
+            "out the check (--check 0)"
+        )
     if value.dtype is None or value.dtype is ir.DataType.STRING:
         kind = "no tensor type" if value.dtype is None else "strings"
         raise UsageError(
@@ -194,11 +199,6 @@ def _draw(
     below: int | None,
     kind: str | None,
 ) -> Array:
-    if isinstance(value.type, ir.SequenceType):
-        raise UsageError(
-            f"input {value.name!r} is a sequence, and only tensors can be drawn or given: leave "
-            "out the check (--check 0)"
-        )
     name, dtype = str(value.name), _dtype(value)
     if name not in shapes:
         raise UsageError(
