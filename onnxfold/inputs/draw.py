@@ -175,6 +175,11 @@ def _given_arrays(known: dict[str, ir.Value], spec: InputSpec) -> dict[str, Arra
 
 
 def _dtype(value: ir.Value) -> np.dtype[Any]:
+    if isinstance(value.type, ir.SequenceType):
+        raise UsageError(
+            f"input {value.name!r} is a sequence, and only tensors can be drawn or given: leave "
+            "out the check (--check 0)"
+        )
     if value.dtype is None or value.dtype is ir.DataType.STRING:
         kind = "no tensor type" if value.dtype is None else "strings"
         raise UsageError(
@@ -204,7 +209,7 @@ def _draw(
         sizes = "x".join(map(str, shape))
         raise UsageError(
             f"input {name!r} has {sizes} elements, too many to draw: give a smaller shape with "
-            f"--inputs {name}:..., or leave out the check (--no-check)"
+            f"--inputs {name}:..., or leave out the check (--check 0)"
         )
     if value.dtype is not None and value.dtype.is_floating_point():
         whole = below is not None and becomes_integer(model, value)

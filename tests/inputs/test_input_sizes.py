@@ -220,6 +220,12 @@ def test_shapeless_inputs_must_be_given() -> None:
     assert made(model, InputSpec.parse(["x:2,3"]))[0]["x"].shape == (2, 3)
 
 
+def test_a_sequence_is_not_asked_for() -> None:
+    model = parsed("seq(float[2]) x", "y = SequenceAt (x, i)", "float[2] y", i=np.array(0))
+    with pytest.raises(UsageError, match=r"input 'x' is a sequence, .*: leave out .*\(check=0\)"):
+        made(model)
+
+
 def _decoder(attributes: str = "", past: str = "P", packed: bool = True) -> ir.Model:
     """A GroupQueryAttention as ONNX Runtime GenAI's builder writes it, its caches of open sizes."""
     keys, width = ('"", ""', 64) if packed else ("k, v", 32)

@@ -254,7 +254,7 @@ class _Interpreter:
             raise ResourceLimitError(
                 f"loops run more than {_MOST_BODY_NODES} nodes (the last in graph "
                 f"'{graph.name}'); give inputs for which they end sooner (--inputs), or leave out "
-                "the check (--no-check)"
+                "the check (--check 0)"
             )
         frame = _Frame(parent.opsets, parent.attributes, parent)
         frame.values.update(

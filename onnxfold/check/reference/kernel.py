@@ -173,7 +173,7 @@ def check_size(node: ir.Node, elements: float) -> None:
     if elements > MOST_ELEMENTS:
         raise ResourceLimitError(
             f"node {node_label(node)!r} ({operator(node)}) asks for {elements:.3g} elements; "
-            "give other inputs (--inputs), or leave out the check (--no-check)"
+            "give other inputs (--inputs), or leave out the check (--check 0)"
         )
 
 

@@ -260,7 +260,7 @@ def _check_divisible(call: Call, a: Array, b: Array) -> None:
     if what is not None:
         raise ResourceLimitError(
             f"node {node_label(call.node)!r} divides {what}; give inputs for which it does not "
-            "(--inputs), or leave out the check (--no-check)"
+            "(--inputs), or leave out the check (--check 0)"
         )
 
 
