@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx
 import pytest
-
-from tests.builders import pre_norm_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a command is one process here")
 
@@ -42,12 +39,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 """
 _OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 _WAIT = "print(os.getpid(), flush=True); time.sleep(300)"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    onnx.save(pre_norm_model(), tmp_path / "model.onnx")
-    return tmp_path / "model.onnx"
 
 
 def _environment() -> dict[str, str]:

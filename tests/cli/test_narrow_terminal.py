@@ -36,7 +36,7 @@ def torchscript(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    onnx.save(torchscript(pre_norm_model()), tmp_path / "m.onnx")
+    onnx.save(torchscript(pre_norm_model(1)), tmp_path / "m.onnx")
     onnx.save(torchscript(post_norm_model()), tmp_path / "post.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "self_test", _TESTED)

@@ -56,7 +56,7 @@ def _rows(folder: Path, count: int, name: str = "x.npz", **arrays: Any) -> Path:
 def test_the_report_is_the_same_for_any_number_of_workers() -> None:
     reports = {
         json.dumps(onnxfold.measure(DIGITS, HELD_OUT, workers=workers, batch=16))
-        for workers in (1, 2, 4)
+        for workers in (1, 3)
     }
     (report,) = reports
     found = json.loads(report)

@@ -56,7 +56,9 @@ def overflow(model: onnx.ModelProto) -> None:
 
 def drop_a_node(model: onnx.ModelProto) -> None:
     """Let readers of an activation read its input."""
-    node = next(n for n in model.graph.node if n.op_type in ("Gelu", "Relu", "Erf", "Softmax"))
+    node = next(
+        n for n in model.graph.node if n.op_type in ("Tanh", "Gelu", "Relu", "Erf", "Softmax")
+    )
     for reader in model.graph.node:
         for index, name in enumerate(reader.input):
             if name == node.output[0]:

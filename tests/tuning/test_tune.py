@@ -16,6 +16,7 @@ from onnxfold.tuning import search
 from onnxfold.tuning import tuner as tuning
 from onnxfold.tuning.steps import STEPS
 from onnxfold.tuning.tune_result import METADATA_KEY, Status
+from tests.builders import pre_norm_model
 from tests.sessions import session
 from tests.tuning.broken_tools import BROKEN
 from tests.tuning.forked import forked_jobs
@@ -34,6 +35,14 @@ def _outputs(path: Path) -> np.ndarray:
 def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.function is not test_one_chain_is_written_with_the_command_that_makes_it:
         forked_jobs(monkeypatch)
+
+
+@pytest.fixture
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is run in a moment, for what holds of any."""
+    path = tmp_path_factory.mktemp("small") / "small.onnx"
+    onnx.save(pre_norm_model(), path)
+    return path
 
 
 @pytest.fixture
@@ -64,10 +73,10 @@ def test_the_function_can_be_called_twice(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("broken_tools")
 @pytest.mark.parametrize("name", sorted(BROKEN.keys() - {"fold-onnx", "int4-blocks32"}))
-def test_a_planted_fault_is_a_row_and_never_written(name: str, tmp_path: Path) -> None:
+def test_a_planted_fault_is_a_row_and_never_written(small: Path, name: str, tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     with pytest.raises(VerificationError) as caught:
-        onnxfold.tune(DIGITS, out, chains=(name,), precision=("fp32", "int8"), step_seconds=40)
+        onnxfold.tune(small, out, chains=(name,), precision=("fp32", "int8"), step_seconds=40)
     assert not out.exists()
     row = caught.value.result.candidates[1]  # type: ignore[attr-defined]
     assert row.status in (Status.WRONG, Status.FAILED)
@@ -85,18 +94,18 @@ def test_a_winner_is_looked_into_though_its_outputs_are_near_enough(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("broken_tools")
-def test_nodes_that_a_tool_left_in_disorder_are_sorted(tmp_path: Path) -> None:
+def test_nodes_that_a_tool_left_in_disorder_are_sorted(small: Path, tmp_path: Path) -> None:
     """ONNX Runtime sorts them itself, other readers need not."""
     out = tmp_path / "fast.onnx"
-    onnxfold.tune(DIGITS, out, chains=("fold-onnx",))
+    onnxfold.tune(small, out, chains=("fold-onnx",))
     onnx.checker.check_model(onnx.load(out))
 
 
 @pytest.mark.usefixtures("broken_tools")
-def test_a_broken_tool_does_not_end_the_others(tmp_path: Path) -> None:
+def test_a_broken_tool_does_not_end_the_others(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     wanted = ("int8-channel", "slim", "fold-ort", "fold-ort > slim")
-    result = onnxfold.tune(DIGITS, out, chains=wanted)
+    result = onnxfold.tune(small, out, chains=wanted)
     assert [c.status for c in result.candidates] == [
         Status.RIGHT, Status.FAILED, Status.WRONG, Status.RIGHT, Status.WRONG,
     ]  # fmt: skip
@@ -104,9 +113,9 @@ def test_a_broken_tool_does_not_end_the_others(tmp_path: Path) -> None:
     assert result.winner.chain in ((), ("fold-ort",))
 
 
-def test_equal_files_are_run_once(tmp_path: Path) -> None:
+def test_equal_files_are_run_once(small: Path, tmp_path: Path) -> None:
     result = onnxfold.tune(
-        DIGITS, tmp_path / "fast.onnx", chains=("fold-ort", "fold-ort > fold-ort")
+        small, tmp_path / "fast.onnx", chains=("fold-ort", "fold-ort > fold-ort")
     )
     assert [c.status for c in result.candidates[1:]] == [Status.RIGHT, Status.SAME]
 
@@ -134,12 +143,12 @@ def test_data_is_compared_and_calibrated_on(tmp_path: Path) -> None:
     assert "QuantizeLinear" in kinds
 
 
-def test_candidates_are_kept_where_the_user_says(tmp_path: Path) -> None:
+def test_candidates_are_kept_where_the_user_says(small: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    onnxfold.tune(DIGITS, tmp_path / "fast.onnx", chains=("fold-ort",), keep_candidates=kept)
+    onnxfold.tune(small, tmp_path / "fast.onnx", chains=("fold-ort",), keep_candidates=kept)
     assert [path.name for path in kept.iterdir()] == ["01-fold-ort.onnx"]
     with pytest.raises(UsageError, match="new or an empty folder"):
-        onnxfold.tune(DIGITS, tmp_path / "b.onnx", chains=("fold-ort",), keep_candidates=kept)
+        onnxfold.tune(small, tmp_path / "b.onnx", chains=("fold-ort",), keep_candidates=kept)
 
 
 def test_the_input_is_never_replaced_unasked(tmp_path: Path) -> None:
@@ -163,7 +172,7 @@ def test_a_model_that_no_session_takes_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_an_interruption_keeps_the_best_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = search.Search._tried
     seen: list[str] = []
@@ -176,29 +185,29 @@ def test_an_interruption_keeps_the_best_so_far(
 
     monkeypatch.setattr(search.Search, "_tried", interrupted)
     out = tmp_path / "fast.onnx"
-    result = onnxfold.tune(DIGITS, out, chains=("fold-ort", "optimizer"))
+    result = onnxfold.tune(small, out, chains=("fold-ort", "optimizer"))
     assert result.output == out
     assert [c.status for c in result.candidates] == [Status.RIGHT, Status.RIGHT, Status.SKIPPED]
     assert result.winner is not None
 
 
 def test_before_anything_is_right_an_interruption_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(self: search.Search, *arguments: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(search.Search, "_tried", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        onnxfold.tune(DIGITS, tmp_path / "fast.onnx", chains=("fold-ort", "optimizer"))
+        onnxfold.tune(small, tmp_path / "fast.onnx", chains=("fold-ort", "optimizer"))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(has_cuda(), reason="candidates are timed where a GPU is at hand")
-def test_where_no_gpu_is_at_hand_the_measured_order_decides(tmp_path: Path) -> None:
+def test_where_no_gpu_is_at_hand_the_measured_order_decides(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "fast.onnx"
     wanted = ("fold-ort > fp16", "fp16")
-    result = onnxfold.tune(DIGITS, out, device="cuda", precision=("fp32", "fp16"), chains=wanted)
+    result = onnxfold.tune(small, out, device="cuda", precision=("fp32", "fp16"), chains=wanted)
     assert not result.report["timed"]
     assert result.winner is result.candidates[1]
     assert [c.status for c in result.candidates[1:]] == [Status.RIGHT, Status.RIGHT]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxfold.check.reference import Precision, run
-from onnxfold.graph.edit import Editor
+from onnxfold.graph.edit import Editor, change_constant
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import decide_affine
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
@@ -20,9 +21,14 @@ from onnxfold.recognition import find_norms
 from onnxfold.shapes import infer
 from tests.graphs import Array
 
-__all__ = ["LARGE", "Fused", "error", "forced", "fuse", "outputs"]
+__all__ = [
+    "BOUND", "LARGE", "Fused", "error", "forced", "fuse", "outputs", "proof_of", "proved_with",
+    "rightly",
+]  # fmt: skip
 
 LARGE = 1 << 40
+# Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
+BOUND = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,7 @@ def fuse(model: ir.Model, limit: int = LARGE) -> Fused:
     assert sites
     decision = decide_affine(view, sites, allow_split_bytes=limit)
     apply(Editor(view), decision, Settings())
-    return Fused(view.model, decision, _proof(model, view.model, decision.fusions))
+    return Fused(view.model, decision, proof_of(model, view.model, decision.fusions))
 
 
 def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
@@ -61,10 +67,35 @@ def forced(model: ir.Model, fusions: tuple[AffineFusion, ...]) -> Fused:
     view = prepare(model).info
     decision = AffinePlan(fusions)
     apply(Editor(view), decision, Settings())
-    return Fused(view.model, decision, _proof(model, view.model, fusions))
+    return Fused(view.model, decision, proof_of(model, view.model, fusions))
 
 
-def _proof(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> Proof:
+def rightly(model: ir.Model, moved: tuple[int, int], limit: int = LARGE) -> Fused:
+    """Fuse; so many gammas and betas move, proved, and the function is the same."""
+    fused = fuse(model, limit)
+    assert fused.moved == moved, fused.decision.refusals
+    assert fused.proof.passed, fused.proof.failures
+    assert error(model, fused.model) < BOUND
+    return fused
+
+
+def proved_with(
+    model: ir.Model, fused: Fused, name: str, change: Callable[[Array], object] | float = 1e-9
+) -> bool:
+    """Prove the result once a constant of it is changed, or its last element by a number."""
+    value = fused.model.graph.initializers[name]
+    assert value.const_value is not None
+    wrong = value.const_value.numpy().copy()
+    if isinstance(change, float):
+        wrong.flat[-1] += change
+    else:
+        wrong = change(wrong)
+    change_constant(value, ir.tensor(wrong, name=name))
+    return proof_of(model, fused.model, fused.decision.fusions).passed
+
+
+def proof_of(original: ir.Model, result: ir.Model, fusions: tuple[AffineFusion, ...]) -> Proof:
+    """Prove fusions of an original in a result of them."""
     return prove_affine(infer(prepare(original).model), infer(result), fusions)
 
 

@@ -11,10 +11,7 @@ from onnxfold.check.compare import verify
 from onnxfold.model_io.load import Source
 from tests.case_files import read, shapes
 from tests.graphs import graph, weights
-from tests.passes.affine.affine_graphs import error, forced, fuse
-
-# Weights are float64 and so is the run: a few hundred roundings of 2^-53, far below.
-BOUND = 1e-12
+from tests.passes.affine.affine_graphs import BOUND, error, forced, fuse, rightly
 
 LN = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 RMS = "n = SimplifiedLayerNormalization<axis=-1>(x, gamma)"
@@ -70,10 +67,7 @@ def _case(name: str, more: str = "", **results: str) -> ir.Model:
 @pytest.mark.parametrize("case", MOVES)
 def test_gamma_and_beta_move_and_nothing_else_changes(case: str) -> None:
     before = _case(case)
-    fused = fuse(before)
-    assert fused.moved == (1, int(MOVES[case].columns[1])), fused.decision.refusals
-    assert error(before, fused.model) < BOUND
-    assert fused.proof.passed, fused.proof.failures
+    fused = rightly(before, (1, int(MOVES[case].columns[1])))
     again = fuse(fused.model) if "dyt" not in case else fused
     assert again is fused or again.moved == (0, 0)
 
@@ -92,10 +86,7 @@ def test_beta_over_gamma_stays_where_only_gamma_can_move_and_that_saves_an_opera
         "a = Mul(x, epsilon) h = Tanh(a) g = Mul(h, gamma) n = Add(g, beta) y = MatMul(n, W)",
         {"W": (6, 5)},
     )
-    fused = fuse(before)
-    assert fused.moved == (1, 0)
-    assert error(before, fused.model) < BOUND
-    assert fused.proof.passed, fused.proof.failures
+    fused = rightly(before, (1, 0))
     assert [node.op_type for node in fused.model.graph] == ["Mul", "Tanh", "Add", "MatMul"]
 
 
@@ -172,20 +163,14 @@ def _two_gammas() -> ir.Model:
 
 def test_a_small_weight_of_two_norms_is_stored_twice() -> None:
     before = _two_gammas()
-    fused = fuse(before)
-    assert fused.moved == (2, 2)
-    assert error(before, fused.model) < BOUND
-    assert fused.proof.passed, fused.proof.failures
+    rightly(before, (2, 2))
 
 
 def test_a_weight_of_three_norms_is_stored_once_for_each_gamma() -> None:
     norms = (f"n{k} = SimplifiedLayerNormalization<axis=-1>(x, gamma{k}) " for k in range(3))
     body = "".join(norms) + "a = MatMul(n0, W) b = MatMul(n1, W) c = MatMul(n2, W) y = Sum(a, b, c)"
     before = _model(body, {"W": (6, 5)} | {f"gamma{k}": (6,) for k in range(3)})
-    fused = fuse(before)
-    assert fused.moved == (3, 0)
-    assert error(before, fused.model) < BOUND
-    assert fused.proof.passed, fused.proof.failures
+    fused = rightly(before, (3, 0))
     assert (fused.proof.scaled_weights, fused.proof.shifted_biases) == (3, 0)
 
 
@@ -202,10 +187,7 @@ def test_norms_of_one_gamma_share_a_weight_in_place() -> None:
         "k = LayerNormalization<axis=-1>(t, gamma, beta) c = MatMul(k, W) y = Add(c, b)"
     )
     before = _model(body, {"W": (6, 6), "b": (6,)})
-    fused = fuse(before, limit=0)
-    assert fused.moved == (2, 2)
-    assert error(before, fused.model) < BOUND
-    assert fused.proof.passed, fused.proof.failures
+    fused = rightly(before, (2, 2), limit=0)
     assert "W" in fused.model.graph.initializers
     assert len([v for v in fused.model.graph.initializers if v.startswith("W")]) == 1
 
@@ -220,10 +202,7 @@ def test_gamma_of_a_centring_that_ends_in_an_rms_operator_moves(name: str) -> No
         weights(gamma=(6,), W=(6, 5)) | {"axes": np.array([-1])},
         opset=23,
     )
-    fused = fuse(model)
-    assert fused.moved == (1, 0)
-    assert fused.proof.passed
-    assert error(model, fused.model) < BOUND
+    rightly(model, (1, 0))
 
 
 def test_many_layers_with_weights_in_constant_nodes_take_gamma_and_beta() -> None:

@@ -15,13 +15,10 @@ from onnxfold.passes.affine.batch_norms import apply, decide
 from onnxfold.passes.affine.plan import AffineFusion, AffinePlan
 from onnxfold.passes.base import Settings
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.proof import Proof
-from onnxfold.shapes import infer
 from tests.graphs import graph, weights
-from tests.passes.affine.affine_graphs import error
+from tests.passes.affine.affine_graphs import BOUND, error, proof_of
 
-BOUND = 1e-12  # float64 throughout
 _NORM = "BatchNormalization<epsilon=0.01>"
 _BN = f"r = Relu(x) n = {_NORM}(r, s, b, m, v) "
 _OF_ROWS = "n6 = Relu(r6) "
@@ -91,7 +88,7 @@ def _moved(model: ir.Model, fusions: tuple[AffineFusion, ...] | None = None) -> 
     view = prepare(model).info
     chosen = decide(view, Settings()).fusions if fusions is None else fusions
     apply(Editor(view), AffinePlan(chosen), Settings())
-    proof = prove_affine(infer(prepare(model).model), infer(view.model), chosen)
+    proof = proof_of(model, view.model, chosen)
     return _Moved(view.model, chosen, proof)
 
 

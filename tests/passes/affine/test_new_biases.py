@@ -16,14 +16,11 @@ from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import decide_all
-from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.recognition import find_norms
-from onnxfold.shapes import infer
 from onnxfold.target import Target
 from tests.graphs import graph, weights
-from tests.passes.affine.affine_graphs import LARGE, Fused, error
+from tests.passes.affine.affine_graphs import BOUND, LARGE, Fused, error, proof_of
 
-BOUND = 1e-12  # float64 throughout
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 ALWAYS = BetaCosts(lambda work: work.elements, lambda *_: 1 << 40)
 NO_NEW_ADD = BetaCosts(lambda work: work.elements, lambda *_: 0)
@@ -70,7 +67,7 @@ def _fused(model: ir.Model, weighing: BetaCosts, *, spoil: float = 0.0) -> Fused
         for name, value in copy.graph.initializers.items():
             if name.endswith(".bias") and value.const_value is not None:
                 value.const_value = ir.tensor(value.const_value.numpy() + spoil, name=name)
-    proof = prove_affine(infer(prepare(model).model), infer(copy), decision.fusions)
+    proof = proof_of(model, copy, decision.fusions)
     return Fused(copy, decision, proof)
 
 
@@ -100,7 +97,7 @@ def test_a_new_bias_without_the_beta_that_it_takes_fails_the_proof() -> None:
     other = _model("a graph output")
     constant = other.graph.initializers["beta"]
     constant.const_value = ir.tensor(np.ones(6), name="beta")
-    proof = prove_affine(infer(prepare(other).model), infer(fused.model), fused.decision.fusions)
+    proof = proof_of(other, fused.model, fused.decision.fusions)
     assert not proof.passed
 
 
@@ -263,7 +260,7 @@ def test_a_wrong_part_fails_the_proof(name: str, body: str) -> None:
     bias = fused.model.graph.initializers[name]
     assert bias.const_value is not None
     bias.const_value = ir.tensor(np.roll(bias.const_value.numpy(), 1), name=name)
-    proof = prove_affine(infer(prepare(model).model), infer(fused.model), fused.decision.fusions)
+    proof = proof_of(model, fused.model, fused.decision.fusions)
     assert not proof.passed
 
 

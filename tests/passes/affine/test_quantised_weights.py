@@ -8,19 +8,24 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxfold.graph.edit import Editor, change_constant
+from onnxfold.graph.edit import Editor
 from onnxfold.passes.affine.apply import apply
 from onnxfold.passes.affine.decide import BetaCosts, decide_affine
 from onnxfold.passes.base import Settings
 from onnxfold.passes.plan import Plan
 from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.proofs import prove_affine
 from onnxfold.recognition import find_norms
-from onnxfold.shapes import infer
 from tests.graphs import Array, graph
-from tests.passes.affine.affine_graphs import LARGE, Fused, error, fuse
+from tests.passes.affine.affine_graphs import (
+    BOUND,
+    LARGE,
+    error,
+    fuse,
+    proof_of,
+    proved_with,
+    rightly,
+)
 
-BOUND = 1e-12  # float64 throughout
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
 BLOCKS = "com.microsoft.MatMulNBits<K=16, N=3, bits=4, block_size=8>"
 RNG = np.random.default_rng(3)
@@ -73,12 +78,9 @@ def _model(body: str, x: str = "B,4", **more: Array) -> ir.Model:
 @pytest.mark.parametrize("body", BODIES)
 def test_beta_moves_and_gamma_stays(body: str, x: str) -> None:
     model = _model(body, x)
-    fused = fuse(model)
-    assert fused.moved == (0, 1)
+    fused = rightly(model, (0, 1))
     assert fused.reason == "quantised"
-    assert fused.proof.passed, fused.proof.failures
     assert fused.proof.shifted_biases == (2 if body in {"two readers", _BESIDE} else 1)
-    assert error(model, fused.model) < BOUND
     assert _stored(model).items() <= _stored(fused.model).items()
     assert not fuse(fused.model).decision.fusions  # a second run
 
@@ -100,7 +102,7 @@ def test_without_a_bias_beta_is_worth_an_add_or_stays() -> None:
     pays = BetaCosts(lambda work: work.elements, lambda *_: 1 << 40)
     decision = decide_affine(view, find_norms(view), allow_split_bytes=LARGE, weighing=pays)
     apply(Editor(view), decision, Settings())
-    proof = prove_affine(infer(prepare(model).model), infer(view.model), decision.fusions)
+    proof = proof_of(model, view.model, decision.fusions)
     assert proof.passed, proof.failures
     assert [node.op_type for node in view.model.graph][-1] == "Add"
     assert error(model, view.model) < BOUND
@@ -125,23 +127,11 @@ def test_codes_that_are_not_known_take_nothing(
     assert fused.reason == code
 
 
-def _proved(model: ir.Model, fused: Fused, name: str, array: Array) -> bool:
-    """Prove the result once a constant of it is another."""
-    value = fused.model.graph.initializers[name]
-    change_constant(value, ir.tensor(array, name=name))
-    return prove_affine(
-        infer(prepare(model).model), infer(fused.model), fused.decision.fusions
-    ).passed
-
-
 @pytest.mark.parametrize("body", BODIES)
 def test_a_wrong_bias_fails_the_proof(body: str) -> None:
     model = _model(body)
     fused = fuse(model)
-    stored = fused.model.graph.initializers["b"].const_value
-    assert stored is not None
-    right = stored.numpy()
-    assert not _proved(model, fused, "b", right + np.eye(3)[0] * 1e-9)
+    assert not proved_with(model, fused, "b")
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -149,20 +139,19 @@ def test_another_gamma_fails_the_proof(body: str) -> None:
     """gamma / 2 and codes that stay: what a move would leave without its half in the weight."""
     model = _model(body)
     fused = fuse(model)
-    stored = fused.model.graph.initializers["gamma"].const_value
-    assert stored is not None
-    assert not _proved(model, fused, "gamma", stored.numpy() / 2)
+    assert not proved_with(model, fused, "gamma", lambda gamma: gamma / 2)
+
+
+def _first_changed(array: Array) -> Array:
+    array.flat[0] += 1
+    return array
 
 
 @pytest.mark.parametrize(("body", "name"), [("codes of a product", "codes"), ("blocks", "parts")])
 def test_another_code_or_scale_fails_the_proof(body: str, name: str) -> None:
     model = _model(body)
     fused = fuse(model)
-    stored = fused.model.graph.initializers[name].const_value
-    assert stored is not None
-    changed = stored.numpy().copy()
-    changed.flat[0] += 1
-    assert not _proved(model, fused, name, changed)
+    assert not proved_with(model, fused, name, _first_changed)
 
 
 def test_the_bias_of_another_scale_fails_the_proof() -> None:
@@ -172,12 +161,10 @@ def test_the_bias_of_another_scale_fails_the_proof() -> None:
         f"k = {BLOCKS}(n, codes, others) c = Add(k, d) y = Sub(y0, c)"
     )
     model = _model(body, others=RNG.uniform(0.01, 0.1, (3, 2)))
-    fused = fuse(model)
-    assert fused.moved == (0, 1)
-    assert fused.proof.passed
-    assert error(model, fused.model) < BOUND
-    biases = [fused.model.graph.initializers[name].const_value for name in "bd"]
-    assert not _proved(model, fused, "d", biases[0].numpy())  # type: ignore[union-attr]
+    fused = rightly(model, (0, 1))
+    kept = fused.model.graph.initializers["b"].const_value
+    assert kept is not None
+    assert not proved_with(model, fused, "d", lambda _: kept.numpy())
 
 
 def test_a_shared_bias_is_stored_for_each_layer() -> None:
@@ -186,10 +173,7 @@ def test_a_shared_bias_is_stored_for_each_layer() -> None:
         f"k = {BLOCKS}(n, codes, others) c = Add(k, b) y = Sub(y0, c)"
     )
     model = _model(body, others=RNG.uniform(0.01, 0.1, (3, 2)))
-    fused = fuse(model)
-    assert fused.moved == (0, 1)
-    assert fused.proof.passed
-    assert error(model, fused.model) < BOUND
+    rightly(model, (0, 1))
 
 
 def test_a_plan_is_read_back_equal() -> None:

@@ -7,16 +7,11 @@ import onnx_ir as ir
 import pytest
 
 import onnxfold
-from onnxfold.graph.edit import change_constant
 from onnxfold.passes.plan import Plan
-from onnxfold.passes.prepare.working_copy import prepare
-from onnxfold.pipeline.proofs import prove_affine
-from onnxfold.shapes import infer
 from tests.graphs import Array, graph
-from tests.passes.affine.affine_graphs import error, fuse
+from tests.passes.affine.affine_graphs import fuse, proved_with, rightly
 from tests.sessions import outputs
 
-BOUND = 1e-12  # float64 throughout
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 RNG = np.random.default_rng(11)
 NORM = "n = LayerNormalization<axis=-1>(x, gamma, beta)"
@@ -74,21 +69,15 @@ def _model(op_type: str, form: str, more: str = "", dtype: str = "double") -> ir
 @pytest.mark.parametrize("op_type", GATES)
 def test_gamma_and_beta_move(op_type: str, form: str) -> None:
     model = _model(op_type, form)
-    fused = fuse(model)
-    assert fused.moved == (1, 1)
-    assert fused.proof.passed, fused.proof.failures
+    fused = rightly(model, (1, 1))
     assert (fused.proof.scaled_weights, fused.proof.shifted_biases) == (1, 1)
-    assert error(model, fused.model) < BOUND
     assert not fuse(fused.model).decision.fusions  # a second run
 
 
 def test_the_bias_of_a_state_that_is_reset_stays() -> None:
     """A GRU with linear_before_reset=1 multiplies R h + Rb by a gate: Rb takes nothing."""
     model = _model("GRU", "plain", "linear_before_reset=1")
-    fused = fuse(model)
-    assert fused.moved == (1, 1)
-    assert fused.proof.passed, fused.proof.failures
-    assert error(model, fused.model) < BOUND
+    fused = rightly(model, (1, 1))
     before, after = (m.graph.initializers["B"].const_value for m in (model, fused.model))
     assert before is not None
     assert after is not None
@@ -98,10 +87,7 @@ def test_the_bias_of_a_state_that_is_reset_stays() -> None:
     moved = changed[:, :half] - before.numpy()[:, :half]
     changed[:, :half] -= moved / 2
     changed[:, half:] += moved / 2  # exact for an LSTM
-    value = fused.model.graph.initializers["B"]
-    change_constant(value, ir.tensor(changed, name="B"))
-    proof = prove_affine(infer(prepare(model).model), infer(fused.model), fused.decision.fusions)
-    assert not proof.passed
+    assert not proved_with(model, fused, "B", lambda _: changed)
 
 
 @pytest.mark.parametrize("form", ["both directions", "lengths of a caller"])
@@ -110,13 +96,7 @@ def test_the_bias_of_a_state_that_is_reset_stays() -> None:
 def test_a_wrong_weight_or_bias_fails_the_proof(op_type: str, name: str, form: str) -> None:
     model = _model(op_type, form)
     fused = fuse(model)
-    stored = fused.model.graph.initializers[name].const_value
-    assert stored is not None
-    wrong = stored.numpy().copy()
-    wrong.flat[-1] += 1e-9
-    change_constant(fused.model.graph.initializers[name], ir.tensor(wrong, name=name))
-    proof = prove_affine(infer(prepare(model).model), infer(fused.model), fused.decision.fusions)
-    assert not proof.passed
+    assert not proved_with(model, fused, name)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import onnx
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from onnxfold.passes.basis.scale_streams import apply, decide
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline.basis_passes import observe
 from onnxfold.pipeline.proofs import of_scaled_streams
+from tests.builders import Array
 from tests.passes.basis.wide_streams import FEEDS, WIDE
 from tests.soundness.float64 import evaluate, relative_error
 
@@ -24,11 +26,21 @@ VISIBLE, ROUNDING = 1e-4, 1e-12
 SETTINGS = Settings(scale_streams=12, allow_split=0)
 
 
+@cache
+def decided(name: str) -> tuple[ModelInfo, ScalePlan]:
+    before = prepare(ir.from_proto(WIDE[name])).info
+    return before, decide(before, SETTINGS, observe)
+
+
+@cache
+def expected(name: str) -> list[Array]:
+    return evaluate(WIDE[name], FEEDS)
+
+
 def carried_out(
-    model: onnx.ModelProto, change: Callable[[ScaledStream], ScaledStream]
+    name: str, change: Callable[[ScaledStream], ScaledStream]
 ) -> tuple[onnx.ModelProto, ProofOutcome]:
-    before = prepare(ir.from_proto(model)).info
-    plan = decide(before, SETTINGS, observe)
+    before, plan = decided(name)
     first, *others = plan.streams
     plan = ScalePlan((change(first), *others))
     edit = Editor(before, copy=True)
@@ -73,10 +85,9 @@ def without_opened(stream: ScaledStream) -> ScaledStream:
 
 @pytest.mark.parametrize("name", WIDE)
 def test_what_is_decided_is_proved_and_right(name: str) -> None:
-    result, shown = carried_out(WIDE[name], lambda stream: stream)
+    result, shown = carried_out(name, lambda stream: stream)
     assert shown.failures == ()
-    expected = evaluate(WIDE[name], FEEDS)
-    assert relative_error(expected, evaluate(result, FEEDS)) < ROUNDING
+    assert relative_error(expected(name), evaluate(result, FEEDS)) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -109,14 +120,13 @@ def test_what_is_decided_is_proved_and_right(name: str) -> None:
 def test_a_forgotten_part_is_seen_and_refused(
     name: str, change: Callable[[ScaledStream], ScaledStream]
 ) -> None:
-    model = WIDE[name]
-    result, shown = carried_out(model, change)
+    result, shown = carried_out(name, change)
     assert shown.failures
-    assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) > VISIBLE
+    assert relative_error(expected(name), evaluate(result, FEEDS)) > VISIBLE
 
 
 @pytest.mark.parametrize("name", ["layer", "layer pieces", "rms", "rms pieces", "gemma"])
 def test_an_epsilon_that_stays_is_refused(name: str) -> None:
     """Beside values of 1e5 it is not seen in the outputs; beside zeros it would be."""
-    _, shown = carried_out(WIDE[name], without_epsilon)
+    _, shown = carried_out(name, without_epsilon)
     assert shown.failures

@@ -14,12 +14,13 @@ from onnxfold.options import Defer
 from onnxfold.passes.base import ProofOutcome, Settings
 from onnxfold.passes.deferral.apply import apply
 from onnxfold.passes.deferral.decide import decide
-from onnxfold.passes.deferral.plan import DeferralPlan
+from onnxfold.passes.deferral.plan import DeferralPlan, DeferredNorm
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.pipeline import PASSES
 from onnxfold.pipeline.finalize import define_functions
 from onnxfold.pipeline.proofs import of_deferral as prove
 from tests.graphs import Array, graph, weights
+from tests.passes.affine.affine_graphs import BOUND, error
 
 __all__ = [
     "ALL",
@@ -54,6 +55,22 @@ class Deferred:
     def reasons(self) -> dict[str, str]:
         """The codes of the refusals, by the reference of the norm's output."""
         return {output: refusal.code.value for output, refusal in self.plan.refusals}
+
+    @property
+    def norm(self) -> DeferredNorm:
+        """The only norm of the plan."""
+        (norm,) = self.plan.norms
+        return norm
+
+    def assert_right(self) -> None:
+        """It is proved, and the function is the same."""
+        assert not self.shown.failures
+        assert error(self.before, self.after) < BOUND
+
+    def assert_broken(self, least: float = 1e-3) -> None:
+        """The proof fails, and the function is visibly another."""
+        assert error(self.before, self.after) > least
+        assert self.shown.failures
 
 
 def defer(model: ir.Model, settings: Settings = ALL) -> Deferred:
