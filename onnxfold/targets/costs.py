@@ -1,7 +1,7 @@
 """What additions cost and folds save, in picoseconds, by the prices of a target.
 
 Symbolic dimensions count as 1: they are the same for all tensors of a stream, so only ratios
-matter. Prices and limits depend on the version of ONNX Runtime that is installed.
+matter.
 """
 
 from collections.abc import Collection

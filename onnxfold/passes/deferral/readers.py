@@ -22,7 +22,7 @@ sum of the product, rounded after each of d additions at most, stays within
     |x 2^-k W|  <=  M 2^-k (1 + 2^-11)^d max_j sum_i |W_ij|  <=  M,    2^k >= (1 + 2^-11)^d |W|_1.
 
 2^-k W is exact where it is not subnormal, and otherwise rounded by 2^-25 at most, as x 2^-k W is. A
-norm stays if a column of the weight would become subnormal (onnxfold/weights/edited.py). 1 /
+norm stays if a column of the weight would become subnormal (onnxfold/weights/half_weights.py). 1 /
 s^2 is multiplied by 4^-k, exactly, so that 2^k s is multiplied instead of s, and e / s^2 of a
 downstream norm is multiplied by 4^-k as well: nothing more changes. Layers after the first, and
 tables, have their own s.
