@@ -92,6 +92,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_experts_cannot_take_stays(case: str) -> None:
-    text, x, norm = REFUSED[case]
-    fused = fuse(_model(text, x, norm))
+    fused = fuse(_model(*REFUSED[case]))
     assert fused.moved == (0, 0)

@@ -23,8 +23,7 @@ BOUND = 1e-12  # float64 throughout
     ("case", "target"), some(product(list(CASES)[:4], ("onnx", "ort", "kernels")), each=2)
 )
 def test_always_moves_gammas_into_tables(case: str, target: str) -> None:
-    tables, turn, width, opset = CASES[case]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES[case], gammas=(SIZE,))
     result = onnxfold.optimize(model, target=target, fuse_affine="always", check=0)
     assert "left_out" not in result.report
     moved = [fusion for fusion in result.plan.fusions if fusion.tables]
@@ -56,8 +55,7 @@ def _add_betas(model: ir.Model, beta: Array) -> None:
 @pytest.mark.parametrize("target", ["onnx", "ort", "kernels"])
 def test_a_beta_of_zeros_goes_with_the_gamma(target: str) -> None:
     """A second run would see no beta, and move the gamma then."""
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES["halves, cached"], gammas=(SIZE,))
     _add_betas(model, np.zeros(SIZE))
     result = onnxfold.optimize(model, target=target, fuse_affine="always", check=0)
     assert "left_out" not in result.report
@@ -69,8 +67,7 @@ def test_a_beta_of_zeros_goes_with_the_gamma(target: str) -> None:
 
 
 def test_another_beta_keeps_the_gamma() -> None:
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES["halves, cached"], gammas=(SIZE,))
     _add_betas(model, np.array([0.0, 0.0, 0.0, 1.0]))
     result = onnxfold.optimize(model, fuse_affine="always", check=0)
     assert not any(fusion.tables for fusion in result.plan.fusions)
@@ -78,8 +75,7 @@ def test_another_beta_keeps_the_gamma() -> None:
 
 @pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23, neighbours"])
 def test_operators_that_hold_each_number_once_take_none(case: str) -> None:
-    tables, turn, width, opset = CASES[case]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES[case], gammas=(SIZE,))
     result = onnxfold.optimize(model, fuse_affine="always", check=0)
     assert not any(fusion.tables for fusion in result.plan.fusions)
     norms = {row["output"]: row for row in result.report["inspect"]["norms"]}
@@ -89,8 +85,7 @@ def test_operators_that_hold_each_number_once_take_none(case: str) -> None:
 def test_a_gamma_that_is_not_turned_breaks_the_model_and_its_proof(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES["halves, cached"], gammas=(SIZE,))
     right = tables_of_gammas.gamma_tables
 
     def straight(*given: object, **options: object) -> object:
@@ -110,8 +105,7 @@ def test_a_gamma_that_is_not_turned_breaks_the_model_and_its_proof(
 
 
 def test_gammas_of_ones_stay() -> None:
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES["halves, cached"], gammas=(SIZE,))
     for name in ("qgamma", "kgamma"):
         value = model.graph.initializers[name]
         value.const_value = ir.tensor(np.ones(SIZE), name=name)

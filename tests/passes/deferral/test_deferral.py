@@ -144,8 +144,7 @@ def test_a_layer_with_a_bias_is_taken_apart(opset: int) -> None:
     # With the bias multiplied as well, both the model and its proof break.
     (norm,) = found.plan.norms
     wrong = tuple(replace(each, biased=False) for each in norm.held)
-    broken = forced(model, DeferralPlan((replace(norm, held=wrong),)))
-    broken.assert_broken()
+    forced(model, DeferralPlan((replace(norm, held=wrong),))).assert_broken()
 
 
 def test_a_folded_layer_norm_is_deferred() -> None:

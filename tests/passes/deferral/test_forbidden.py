@@ -39,8 +39,7 @@ def test_a_forbidden_crossing_breaks_the_model_and_its_proof(allowed: str, forbi
     plan = defer(right).plan
     assert "a" in {held.value for held in plan.norms[0].held}
     assert "a" not in {held.value for held in defer(wrong).plan.norms[0].held}
-    broken = forced(wrong, plan)
-    broken.assert_broken()
+    forced(wrong, plan).assert_broken()
 
 
 def _crossing(middle: str) -> ir.Model:
@@ -60,8 +59,9 @@ def test_without_the_row_epsilon_the_model_and_the_proof_break(
     found = defer(attention(second=1e-1))
     (norm,) = found.plan.norms
     cancelled = tuple((output, replace(scale, degree=2)) for output, scale in norm.cancelled)
-    broken = forced(attention(second=1e-1), DeferralPlan((replace(norm, cancelled=cancelled),)))
-    broken.assert_broken(1e-6)
+    forced(
+        attention(second=1e-1), DeferralPlan((replace(norm, cancelled=cancelled),))
+    ).assert_broken(1e-6)
 
 
 # What reads the norm, the results, and the reason why it stays.

@@ -116,8 +116,7 @@ def test_with_its_mean_a_deferred_norm_is_wrong_on_some_rows(row: str, epsilon: 
 def test_without_the_centring_the_model_and_its_proof_break() -> None:
     model = layer_norm_model()
     norm = defer(model, MEANS).norm
-    broken = forced(model, DeferralPlan((replace(norm, centred=()),)))
-    broken.assert_broken()
+    forced(model, DeferralPlan((replace(norm, centred=()),))).assert_broken()
 
 
 def test_a_weight_that_others_read_is_copied_or_left() -> None:
@@ -139,8 +138,7 @@ def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_
     norm = defer(model, MEANS).norm
     (reader,) = norm.centred
     other = replace(reader, reader=replace(reader.reader, node="z"))
-    broken = forced(model, DeferralPlan((replace(norm, centred=(reader, other)),)))
-    broken.assert_broken()
+    forced(model, DeferralPlan((replace(norm, centred=(reader, other)),))).assert_broken()
 
 
 @pytest.mark.parametrize(

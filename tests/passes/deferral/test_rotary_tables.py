@@ -169,8 +169,7 @@ def test_a_table_that_keeps_its_numbers_breaks_the_model_and_its_proof(case: str
     norm = defer(model).norm
     first, *others = norm.tables
     cos = replace(first, indices=first.indices[:1])
-    broken = forced(model, DeferralPlan((replace(norm, tables=(cos, *others)),)))
-    broken.assert_broken()
+    forced(model, DeferralPlan((replace(norm, tables=(cos, *others)),))).assert_broken()
 
 
 @pytest.mark.parametrize("case", list(CASES)[:4])
@@ -194,8 +193,7 @@ def test_gammas_of_queries_go_into_tables_that_more_heads_share(case: str) -> No
 
 def test_tables_take_gammas_that_have_taken_a_scale_and_are_not_rounded_yet() -> None:
     """The scale of the scores goes into the gamma of q; both are rounded once, together."""
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _in_float32(_model(tables, turn, width, opset, gammas=(SIZE,)))
+    model = _in_float32(_model(*CASES["halves, cached"], gammas=(SIZE,)))
     gamma = model.graph.initializers["qgamma"]
     change_constant(gamma, edited(known_tensor(gamma), Scale(SCALAR, np.array([0.01])), "qgamma"))
     found = defer(model)
@@ -219,8 +217,7 @@ def _in_float32(model: ir.Model) -> ir.Model:
 @pytest.mark.parametrize("case", ["com.microsoft, halves", "opset 23, neighbours"])
 def test_operators_that_hold_each_number_once_take_no_gamma(case: str) -> None:
     """A number of cos multiplies two channels, of different gammas."""
-    tables, turn, width, opset = CASES[case]
-    found = defer(_model(tables, turn, width, opset, gammas=(SIZE,)))
+    found = defer(_model(*CASES[case], gammas=(SIZE,)))
     (norm,) = found.plan.norms
     assert norm.gammas == ()
     assert len(norm.cancelled) == 2
@@ -231,8 +228,7 @@ def test_a_gamma_that_is_not_permuted_breaks_the_model_and_its_proof(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With g in place of rotate|g| for sin."""
-    tables, turn, width, opset = CASES["halves, cached"]
-    model = _model(tables, turn, width, opset, gammas=(SIZE,))
+    model = _model(*CASES["halves, cached"], gammas=(SIZE,))
     plan = defer(model).plan
     real = apply.gamma_tables
 
@@ -244,5 +240,4 @@ def test_a_gamma_that_is_not_permuted_breaks_the_model_and_its_proof(
         return found
 
     monkeypatch.setattr(apply, "gamma_tables", unpermuted)
-    broken = forced(model, plan)
-    broken.assert_broken()
+    forced(model, plan).assert_broken()

@@ -131,21 +131,20 @@ def test_a_shared_weight_is_copied_or_left() -> None:
     assert not absorb(scale_model(body), limit=0).fusions
 
 
-def test_a_beta_that_a_scale_forgets_fails_the_proof() -> None:
-    before = scale_model("n = LayerNormalization(x, d, d3) y = Mul(n, eight)")
-    done = absorb(before)
-    (fusion,) = done.fusions
-    assert len(fusion.scaled) == 2
-    forgetful = applied(before, (replace(fusion, scaled=fusion.scaled[:1]),), done.fusions)
-    assert error(before, forgetful.model) > 1e-2
-    assert not forgetful.proof.passed
-
-
-def test_a_bias_that_a_scale_forgets_fails_the_proof_behind_a_rotation_of_signs() -> None:
-    before = scale_model("m = MatMul(x, V) a = Add(m, d) n = Neg(a) y = Mul(n, eight)")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "n = LayerNormalization(x, d, d3) y = Mul(n, eight)",
+        "m = MatMul(x, V) a = Add(m, d) n = Neg(a) y = Mul(n, eight)",
+    ],
+    ids=["a beta", "a bias before a rotation of signs"],
+)
+def test_what_a_scale_forgets_fails_the_proof(body: str) -> None:
+    before = scale_model(body)
     done = absorb(before)
     assert done.proof.passed
     (fusion,) = done.fusions
+    assert len(fusion.scaled) == 2
     forgetful = applied(before, (replace(fusion, scaled=fusion.scaled[:1]),), done.fusions)
     assert error(before, forgetful.model) > 1e-2
     assert not forgetful.proof.passed
