@@ -5,9 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from onnxfold.cli import options, terminal
-from onnxfold.cli.optimize import destination
+from onnxfold.cli.optimize import destination, destination_or_plan
 from onnxfold.cli.terminal import Verbosity
-from onnxfold.errors import UsageError
 from onnxfold.options import Conversion, WrittenForm, conversion_named
 from onnxfold.tuning.options import RotationOptions
 
@@ -78,7 +77,7 @@ def convert(
     from onnxfold import api
 
     verbosity: Verbosity = context.obj
-    output = destination(out, output, dry_run=chosen["dry_run"])
+    output = destination_or_plan(out, output, dry_run=chosen["dry_run"])
     terminal.check_reports(report, model, output, force=chosen["force"])
     folder = None if output is None else output.parent
     with terminal.progress(verbosity, model, folder, lines=not as_json) as progress:
@@ -128,9 +127,7 @@ def rotate(
     from onnxfold import api
 
     verbosity: Verbosity = context.obj
-    target = destination(out, output, dry_run=False)
-    if target is None:
-        raise UsageError("specify the output path with -o OUT")
+    target = destination(out, output)
     terminal.check_reports(report, model, target, force=chosen["force"], kinds=(".json",))
     with terminal.progress(verbosity, model, target.parent, lines=not as_json):
         result = api.rotate(model, target, to=to, **chosen)

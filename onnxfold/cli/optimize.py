@@ -255,19 +255,29 @@ def _one(
             model_io.check_replaceable(out, source=model, force=force)
         except UsageError as error:
             raise UsageError(f"{error}; --output-dir DIR takes several models") from error
-    return model, destination(out, output, dry_run=dry_run)
+    return model, destination_or_plan(out, output, dry_run=dry_run)
 
 
-def destination(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
-    """Return where to write; raises UsageError if OUT is given twice, or is missing."""
+def destination(out: Path | None, output: Path | None, otherwise: str = "") -> Path:
+    """Return where to write; raises UsageError if OUT is given twice, or is missing.
+
+    ``otherwise``: what a command may be given in place of OUT.
+    """
     if out is not None and output is not None:
         raise UsageError(f"OUT is given twice, as '{out}' and as '-o {output}'")
     chosen = out or output
-    if chosen is None and not dry_run:
-        raise UsageError("specify the output path with -o OUT, or use --dry-run")
+    if chosen is None:
+        raise UsageError(f"specify the output path with -o OUT{otherwise}")
     if chosen == Path("-"):
         raise UsageError("a model is written to a file, not to standard output; give -o OUT")
     return chosen
+
+
+def destination_or_plan(out: Path | None, output: Path | None, *, dry_run: bool) -> Path | None:
+    """Return where to write, None for a plan alone; raises UsageError as `destination` does."""
+    if dry_run and out is None and output is None:
+        return None
+    return destination(out, output, ", or use --dry-run")
 
 
 def check_many_reports(reports: Sequence[Path] | None) -> None:

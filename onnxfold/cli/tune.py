@@ -59,9 +59,7 @@ def tune(
     `onnxfold tune models -o tuned --ray head:10001` tunes every model of a folder on a cluster.
     """
     verbosity: Verbosity = context.obj
-    target = destination(out, output, dry_run=False)
-    if target is None:
-        raise UsageError("specify the output path with -o OUT")
+    target = destination(out, output)
     terminal.check_reports(report, model, target, force=chosen["force"])
     if model.is_dir():
         _folder(model, target, chosen, ray, verbosity, report, as_json=as_json)

@@ -107,6 +107,14 @@ def test_bad_usage_exits_2_with_the_remedy(
     assert message in cli.readouterr().err
 
 
+@pytest.mark.parametrize("command", [("tune",), ("rotate", "--to", "int8")])
+def test_a_command_without_a_dry_run_offers_none(
+    command: tuple[str, ...], model: Path, cli: Cli
+) -> None:
+    assert cli(*command, model) == 2
+    assert cli.readouterr().err == "onnxfold: specify the output path with -o OUT\n"
+
+
 def test_the_form_has_no_default(model: Path, cli: Cli) -> None:
     assert cli("convert", model, "-o", model.with_name("o.onnx")) == 2
 
