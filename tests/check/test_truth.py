@@ -12,6 +12,7 @@ import onnxfold
 from onnxfold.check import float64_runs
 from onnxfold.check.budget import Budget
 from onnxfold.check.compare import verify
+from onnxfold.check.runners import suited
 from onnxfold.check.truth import judged, truth_of, within
 from onnxfold.errors import ModelError, UsageError, VerificationError
 from onnxfold.inputs import make_inputs
@@ -157,3 +158,13 @@ def test_half_weights_are_seen_wherever_they_are_stored(stored: str) -> None:
     assert [weight.value for weight in result.plan.weights] == ["W"]
     assert result.verification is not None
     assert result.verification.passed
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"), [(np.float16, np.float32), (np.int64, np.int64), (np.float32, np.float32)]
+)
+def test_feeds_take_the_width_of_an_input_and_keep_their_kind(
+    given: type[np.generic], wanted: type[np.generic]
+) -> None:
+    floats = graph("y = Relu(x)", "float[M] x", "float[M] y")
+    assert suited({"x": np.ones(2, given)}, floats)["x"].dtype == wanted

@@ -14,7 +14,7 @@ from onnxfold.graph.equality import same_tensor
 from onnxfold.operators.families.reactions import Passes, react
 from onnxfold.shapes import infer
 from onnxfold.weights import evaluation
-from onnxfold.weights.affine_parts import weighted_sum
+from onnxfold.weights.affine_parts import column_range, weighted_sum
 from onnxfold.weights.edited import Product, centred, edited, evaluated
 from onnxfold.weights.evaluation import Centre, Evaluation, Scale, Shift
 from tests.graphs import Array, graph
@@ -198,3 +198,8 @@ def test_whether_an_edit_changed_a_weight_shows_in_its_first_rows(
     assert sum(rows) <= 256
     assert same_tensor(ir.Tensor(2 * W.numpy()), new)
     assert sum(rows[1:]) == 2048
+
+
+@pytest.mark.parametrize(("maxima", "ratio"), [([2.0, 0.0, 8.0], 4.0), ([0.0, 0.0], 1.0)])
+def test_columns_of_zeros_do_not_count_in_a_range(maxima: list[float], ratio: float) -> None:
+    assert column_range(np.array(maxima)) == ratio

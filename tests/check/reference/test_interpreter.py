@@ -132,6 +132,14 @@ def test_a_loop_stops_at_its_limit_or_its_condition(limit: int, steps: int) -> N
     np.testing.assert_array_equal(last, state if steps else X)
 
 
+def test_a_loop_whose_condition_is_false_runs_no_step() -> None:
+    text = LOOP.replace("Loop (n, go, x)", "Loop (n, stop, x)")
+    model = parsed(text.replace("last, all =", "stop = Not (go)  last, all =", 1))
+    last, rows = truth(model, n=np.array(2), x=X)
+    assert len(rows) == 0
+    np.testing.assert_array_equal(last, X)
+
+
 SCAN = """
 <ir_version: 9, opset_import: ["": 17]>
 main (float[4] s, float[3, 4] x) => (float[4] total, float[4, 3] sums) {
