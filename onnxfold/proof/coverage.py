@@ -64,9 +64,8 @@ class Coverage:
             read = [value for value in node.inputs if value is not None]
             chooses = any(value in random and _is_index(value, computed[value]) for value in read)
             for value in read:
-                yield from (
-                    (node, value, axis) for axis in (axes.get(value, ()) if chooses else ())
-                )
+                if chooses:
+                    yield from ((node, value, axis) for axis in axes.get(value, ()))
                 if row_of(node).layer in MIXTURES and 0 in axes.get(value, ()):
                     yield node, value, None
             if any(value in axes for value in read):
