@@ -95,7 +95,7 @@ _SHORT = {
     "opt-125m": 4,
     "vit-b16": 5,
     "clip-text": 4,
-    "whisper-tiny-encoder": 2,
+    "whisper-tiny-encoder": 4,
     "bert-base": 0,
 }
 
