@@ -38,6 +38,16 @@ def test_a_large_weight_is_compared_part_by_part(axis: int) -> None:
     assert compared(old, ir.tensor(drawn.copy()), [fiber]).same
 
 
+@pytest.mark.parametrize("odd", [0, 4095])
+def test_a_weight_is_centered_only_if_all_its_rows_are(odd: int) -> None:
+    drawn = np.random.default_rng(0).standard_normal((4096, 512), dtype=np.float32)
+    fiber = Fiber((AxisBlock(1, 1, 512, 1),))
+    new = (drawn - drawn.mean(axis=1, dtype=np.float64, keepdims=True)).astype(np.float32)
+    new[odd] = drawn[odd] + np.float32(0.25)
+    found = compared(ir.tensor(drawn), ir.tensor(new), [fiber])
+    assert found == Comparison(False, fiber, centred=False)
+
+
 def test_a_large_edited_weight_is_never_whole_in_memory() -> None:
     """Scaled, then centered: neither the one before nor the one after is made as a whole."""
     drawn = np.random.default_rng(0).standard_normal((16384, 2048), dtype=np.float32)
