@@ -38,7 +38,7 @@ from benchmarks.rows import RESULTS, Row, append, read
 from onnxfold.errors import OnnxfoldError
 from onnxfold.inputs import InputSpec, make_inputs
 from onnxfold.model_io.load import open_source
-from tests.graphs import model, weights
+from tests.graphs import LOOP_OF_STATES, model, weights
 from tests.operators.sample import Array
 from tests.soundness.checking import ERRORS, compared, line
 from tests.soundness.float64 import evaluate
@@ -96,13 +96,6 @@ _FILES: Sequence[tuple[str, dict[str, Any]]] = (
 _MATRICES = {"W": (8, 8), "V": (8, 8), "H": (8, 4), "K": (8, 4), "words": (5, 8), "kinds": (4, 8)}
 _SIZES = _MATRICES | {"c": (8,), "g": (8,), "gamma": (8,), "beta": (8,)}
 _LAST = "n = LayerNormalization<epsilon=0.01>(h, gamma, beta) y = MatMul(n, V)"
-_LOOP = (
-    "h, w, v = Loop<body = b (int64 i, bool go, float[2,3,8] a, float[8,8] k, float[8,8] l) => "
-    "(bool on, float[2,3,8] d, float[8,8] k2, float[8,8] l2) {{ on = Identity(go) "
-    "m = MatMul(a, k) d = Add(m, a) k2 = Identity({}) l2 = Identity({}) }}>(steps, yes, x, W, V) "
-    "z = MatMul(h, v) t = MatMul(h, W) u = MatMul(t, W) "
-    "n = LayerNormalization<epsilon=0.01>(u, gamma, beta) o = MatMul(n, V) y = Add(o, z)"
-)
 # Inputs beside x, and nodes: what a working copy has otherwise.
 _TEXTS: Mapping[str, tuple[str, str]] = {
     "skip": ("", "p = MatMul(x, W) n, , , s = com.microsoft.SkipLayerNormalization<epsilon=0.01>"
@@ -120,8 +113,8 @@ _TEXTS: Mapping[str, tuple[str, str]] = {
                   + _LAST),
     "sequence": ("", "q = SplitToSequence<axis=0, keepdims=0>(x) s = SequenceAt(q, one) "
                  "p = MatMul(s, W) r = Add(x, p) h = MatMul(r, W) " + _LAST),
-    "states": ("", _LOOP.format("k", "l")),
-    "changed states": ("", _LOOP.format("l", "k")),
+    "states": ("", LOOP_OF_STATES.format("k", "l")),
+    "changed states": ("", LOOP_OF_STATES.format("l", "k")),
     "gather": ("", "p = MatMul(x, W) q = ReduceMean<axes=[1], keepdims=1>(p) r = Gather<axis=2>"
                "(q, places) h = Identity(r) " + _LAST),
 }  # fmt: skip

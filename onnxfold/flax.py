@@ -1,7 +1,7 @@
 """Training with centered weights in Flax NNX; importing this needs the extra ``onnxfold[flax]``.
 
 As in ``onnxfold.torch``: W is trained, the layer computes with V = W - mean of W over the outputs,
-and RMSNorm behind it computes what LayerNorm computed, with the same gradients.
+and RMSNorm after it computes what LayerNorm computed, with the same gradients.
 
 Source: "Enjoy your Layer Normalization ...", section 3.2 and Proposition 2.
 """
@@ -19,7 +19,7 @@ from jax import numpy as jnp
 
 
 class FlaxCentred(nnx.Module):
-    """A layer whose parameters lose their mean over the last axis, which is that of the outputs."""
+    """A layer that computes with its parameters less their mean over the last axis, its outputs."""
 
     def __init__(self, layer: nnx.Module):
         self.layer = layer
@@ -45,9 +45,9 @@ class FlaxRMSNorm(nnx.Module):
 def cbwc(layer: nnx.Module) -> FlaxCentred:
     """Return a layer that computes with its kernel, or table, and bias centered.
 
-    For nnx.Linear, LinearGeneral to one axis, Conv of one group and Embed.  The parameters stay
-    those of the layer, ``.layer``, and are what an optimizer trains and decays.  Raises TypeError
-    for other layers, whose last axis is not that of the outputs.
+    For nnx.Linear, LinearGeneral to one axis, Conv of one group and Embed. An optimizer trains and
+    decays the parameters of ``.layer``. Raises TypeError for other layers: their outputs are not on
+    the last axis.
     """
     grouped = isinstance(layer, nnx.Conv) and layer.feature_group_count != 1
     wide = isinstance(layer, nnx.LinearGeneral) and len(layer.out_features) != 1

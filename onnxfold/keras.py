@@ -60,9 +60,9 @@ def _mean(x: Any) -> Any:
 def cbwc(layer: keras.layers.Layer) -> KerasCentred:
     """Return a layer that computes with its kernel, or table, and bias centered.
 
-    For Dense, Conv of one group, and Embedding.  The variables stay those of the layer, ``.layer``,
-    and are what an optimizer trains and decays.  Raises TypeError for other layers, and for an
-    activation, after which the outputs have a mean.
+    For Dense, Conv of one group, and Embedding. An optimizer trains and decays the variables of
+    ``.layer``. Raises TypeError for other layers, and for an activation, after which the outputs
+    have a mean.
     """
     known = (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Embedding)
     grouped = getattr(layer, "groups", 1) != 1

@@ -9,9 +9,19 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-__all__ = ["Array", "graph", "model", "untyped", "weights", "without_shapes"]
+__all__ = ["LOOP_OF_STATES", "Array", "graph", "model", "untyped", "weights", "without_shapes"]
 
 Array = npt.NDArray[np.generic]
+
+
+# Two weights as states, of which the names of the next values are given.
+LOOP_OF_STATES = (
+    "h, w, v = Loop<body = b (int64 i, bool go, float[2,3,8] a, float[8,8] k, float[8,8] l) => "
+    "(bool on, float[2,3,8] d, float[8,8] k2, float[8,8] l2) {{ on = Identity(go) "
+    "m = MatMul(a, k) d = Add(m, a) k2 = Identity({}) l2 = Identity({}) }}>(steps, yes, x, W, V) "
+    "z = MatMul(h, v) t = MatMul(h, W) u = MatMul(t, W) "
+    "n = LayerNormalization<epsilon=0.01>(u, gamma, beta) o = MatMul(n, V) y = Add(o, z)"
+)
 
 
 def weights(**shapes: tuple[int, ...]) -> dict[str, Array]:

@@ -11,8 +11,8 @@ ratio of the largest errors is that of the deviations. Their tails are heavier w
 conditioning, which the factor 4 allows for; it still finds an error that a defect concentrates in a
 few elements, which the root mean square over a million would hide.
 
-If o was measured in several ways, the largest counts. All elements are judged together, and those
-of usual size again on their own: otherwise outputs of 1e9 for masked positions, with rounding
+If o was measured in several ways, the largest counts. All elements are judged together, and then
+those of usual size alone: otherwise outputs of 1e9 for masked positions, with rounding
 errors to match, would excuse any error in the others. Elements on which all models agree to the
 last bit and that are 1000 times larger than where they differ carry no information and are left
 out.

@@ -2,8 +2,8 @@
 
 A piece ends before its weights exceed the allowed memory, at the cut that the fewest values cross,
 which in a transformer is just upstream of a norm. Weights are inputs of a piece, arrays mapped from
-their file, so that nothing copies or packs them. Without optimizations the outputs equal those of
-the whole model, bit for bit.
+their file, so that nothing copies or packs them. Without optimizations, the pieces give the same
+bits as the whole model.
 """
 
 from collections.abc import Iterator, Mapping

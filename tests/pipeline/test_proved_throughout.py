@@ -21,6 +21,7 @@ from onnxfold.pipeline import finalize
 from onnxfold.proof import Certificate, prove
 from onnxfold.proof.states import as_given
 from tests import graphs
+from tests.graphs import LOOP_OF_STATES
 from tests.soundness.float64 import evaluate, relative_error
 from tests.soundness.random_graphs import random_graph
 
@@ -39,14 +40,6 @@ _JOINED = "p = MatMul(x, H) q = MatMul(x, K) h = Concat<axis=-1>(p, q) " + _NORM
 _SKIP = (
     "p = MatMul(x, W) q = MatMul(x, V) n = com.microsoft.SkipLayerNormalization<epsilon=0.01>"
     "(p, q, gamma, beta, c) y = MatMul(n, V)"
-)
-# Two weights as states, of which the names of the next values are given.
-_LOOP = (
-    "h, w, v = Loop<body = b (int64 i, bool go, float[2,3,8] a, float[8,8] k, float[8,8] l) => "
-    "(bool on, float[2,3,8] d, float[8,8] k2, float[8,8] l2) {{ on = Identity(go) "
-    "m = MatMul(a, k) d = Add(m, a) k2 = Identity({}) l2 = Identity({}) }}>(steps, yes, x, W, V) "
-    "z = MatMul(h, v) t = MatMul(h, W) u = MatMul(t, W) "
-    "n = LayerNormalization<epsilon=0.01>(u, gamma, beta) o = MatMul(n, V) y = Add(o, z)"
 )
 # The original in float64 against roundings of float32 weights, a few times enlarged.
 BOUND = 1e-5
@@ -87,7 +80,7 @@ def _moving_a_weight(real: Callable[..., Any]) -> Callable[..., Any]:
 # What is broken, for which model, and which part of the report says so.
 BROKEN: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "states": (
-        _LOOP.format("l", "k"),
+        LOOP_OF_STATES.format("l", "k"),
         direct_reads,
         "_stays",
         lambda _: lambda *_: True,
@@ -185,14 +178,14 @@ def _of_lookups(positions: int) -> onnx.ModelProto:
 
 def test_a_state_that_stays_is_the_weight_and_others_are_not() -> None:
     for states, same in ((("k", "l"), True), (("l", "k"), False), (("k", "k"), False)):
-        model = ir.from_proto(_model(_LOOP.format(*states)))
-        other = ir.from_proto(_model(_LOOP.format("k", "l")))
+        model = ir.from_proto(_model(LOOP_OF_STATES.format(*states)))
+        other = ir.from_proto(_model(LOOP_OF_STATES.format("k", "l")))
         shown = prove(as_given(model), as_given(other), Certificate())
         assert shown.passed is same, states
 
 
 def test_bodies_whose_inputs_change_places_are_not_the_same() -> None:
-    made = _model(_LOOP.format("l", "k"))
+    made = _model(LOOP_OF_STATES.format("l", "k"))
     turned = onnx.ModelProto()
     turned.CopyFrom(made)
     (loop,) = (node for node in turned.graph.node if node.op_type == "Loop")

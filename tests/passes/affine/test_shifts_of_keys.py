@@ -58,6 +58,8 @@ SEEING = {
     f"p = Softmax<axis=-1>(s) {END}",
     "a capped operator": f"{LAYERS} y = Attention<q_num_heads=2, kv_num_heads=2, softcap=0.5>"
     "(q, k, v)",
+    "an operator with a sink": f"{LAYERS} y, pk, pv = com.microsoft.GroupQueryAttention"
+    "<num_heads=2, kv_num_heads=2, smooth_softmax=1>(q, k, v, , , lengths, total)",
     "earlier keys": f"{LAYERS} y = Attention<q_num_heads=2, kv_num_heads=2>(q, k, v, , past, past)",
 }
 # Rows as they are hard for norms: usual, constant, far from 0, zero, and large.
@@ -74,7 +76,8 @@ def _model(body: str, outputs: str = "double[B,5,6] y") -> ir.Model:
     made = weights(gamma=(6,), beta=(6,), **SHAPES) | {
         "half": np.array(0.5), "heads": np.array([0, 0, 2, 3]), "whole": np.array([0, 0, 6]),
         "sizes": np.array([2, 5, 1]), "from": np.array([0]), "to": np.array([5]),
-        "last": np.array([-1]), "past": np.random.default_rng(3).standard_normal((2, 2, 3, 3)),
+        "last": np.array([-1]), "lengths": np.int32([4, 4]),
+        "total": np.int32(5), "past": np.random.default_rng(3).standard_normal((2, 2, 3, 3)),
     }  # fmt: skip
     opset = 23 if " Attention<" in body else 17
     return graph(body, "double[B,5,6] x", outputs, made, opset)
