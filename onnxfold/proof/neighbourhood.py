@@ -212,6 +212,10 @@ class Neighbourhood:
                 known = u in read or self._before.tensor(u) is not None
                 leaves.append(self._constant_leaf(u if known else None, v, drawn, actual))
             elif u is None or u not in read:
+                if any(
+                    v in node.inputs for node in new.nodes if node.op_type not in READ_NO_NUMBERS
+                ):
+                    raise Unprovable(f"'{v.name}' has no counterpart that the original reads")
                 leaves.append(self._leaf(None, v, EQUAL))
             else:
                 leaves.append(self._leaf(u, v, self._related.get((u, v), ANY)))

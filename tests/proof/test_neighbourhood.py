@@ -15,6 +15,7 @@ from onnxfold.proof import Certificate, prove
 from onnxfold.proof.neighbourhood import Neighbourhood
 from onnxfold.proof.region import Region
 from onnxfold.shapes import infer
+from tests.graphs import graph, weights
 
 _DEEP = 20
 
@@ -27,11 +28,10 @@ def _gelu(end: str) -> ModelInfo:
     return infer(ir.from_proto(onnx.parser.parse_model(text)))
 
 
-def test_half_of_a_value_is_related_to_it_without_what_is_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A new value may correspond to its own operand, which does not depend on it."""
-    sizes = []
+@pytest.fixture(name="sizes")
+def _sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many nodes of the original every region has."""
+    sizes = list[int]()
     region = Neighbourhood.region
 
     def noted(self: Neighbourhood, *pair: Any, **options: Any) -> Region:
@@ -40,8 +40,32 @@ def test_half_of_a_value_is_related_to_it_without_what_is_before(
         return made
 
     monkeypatch.setattr(Neighbourhood, "region", noted)
+    return sizes
+
+
+def test_half_of_a_value_is_related_to_it_without_what_is_before(sizes: list[int]) -> None:
+    """A new value may correspond to its own operand, which does not depend on it."""
     before = _gelu(f"m = Mul(half, w) y = Mul(x{_DEEP}, m)")
     after = _gelu(f"h = Mul(half, x{_DEEP}) y = Mul(h, w)")
+    assert prove(before, after, Certificate()).passed
+    assert max(sizes) < _DEEP
+
+
+def _layers(layer: str) -> ModelInfo:
+    body = " ".join(layer.format(n, n + 1) for n in range(_DEEP))
+    made = weights(W=(4, 4), bias=(4,), gamma=(4,), beta=(4,))
+    return infer(graph(body, "double[B,4] y0, double[B,4] s0", f"double[B,4] y{_DEEP}", made))
+
+
+def test_a_sum_that_the_original_lacks_is_not_sought_in_all_layers_before_it(
+    sizes: list[int],
+) -> None:
+    """The original sums within its norm: only what both models compute relates them."""
+    products = "t{0} = MatMul(y{0}, W) "
+    norm = "com.microsoft.SkipLayerNormalization<epsilon=1e-5>"
+    before = _layers(f"{products} y{{1}}, , , s{{1}} = {norm}(t{{0}}, s{{0}}, gamma, beta, bias)")
+    sums = "a{1} = Add(t{0}, bias) s{1} = Add(a{1}, s{0}) "
+    after = _layers(f"{products} {sums} y{{1}} = LayerNormalization(s{{1}}, gamma, beta)")
     assert prove(before, after, Certificate()).passed
     assert max(sizes) < _DEEP
 
