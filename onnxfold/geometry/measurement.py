@@ -81,6 +81,7 @@ def measured(
     if not shards:
         raise DataError(f"{data}: no rows to measure on; give data that holds some")
     task = Task(
+        label=_label(source),
         norms=instrumented.norms,
         data=opened,
         mask_dims=InputSignature.of(source.model).mask_dims(mask),
@@ -106,8 +107,7 @@ def measured(
 
 
 def _instrumented(source: Source, seed: int) -> Instrumented:
-    label = "the model" if source.path is None else model_io.show(source.path)
-    reason = why_not_onnxruntime(source.model)
+    label, reason = _label(source), why_not_onnxruntime(source.model)
     if reason is not None:
         raise ModelError(f"{label}: cannot be measured: {reason}")
     instrumented = instrument(prepare(source.model).info, seed)
@@ -116,6 +116,10 @@ def _instrumented(source: Source, seed: int) -> Instrumented:
         raise ModelError(f"{label}: there is no norm to measure{': ' + told if told else ''}")
     drop_empty_biases(instrumented.model)
     return instrumented
+
+
+def _label(source: Source) -> str:
+    return "the model" if source.path is None else model_io.show(source.path)
 
 
 def _results(

@@ -35,8 +35,9 @@ Outputs = dict[str, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker needs to measure any shard, in a picklable form."""
+    """What a worker needs to measure any shard, in a picklable form; ``label`` names the model."""
 
+    label: str
     norms: tuple[MeasuredNorm, ...]
     data: Data
     mask_dims: tuple[Dim, ...]
@@ -75,7 +76,10 @@ class WholeSession:
                 str(task.model), options, providers=list(task.providers)
             )
         except runtime_errors() as error:
-            raise ModelError(f"onnxruntime cannot load the model: {one_line(error)}") from error
+            reason = (
+                f"ONNX Runtime cannot load it with its norms' values as outputs: {one_line(error)}"
+            )
+            raise ModelError(f"{task.label}: {reason}") from error
         self._names = [output.name for output in self._session.get_outputs()]
         self._wanted = {given.name for given in self._session.get_inputs()}
 

@@ -13,7 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from onnxfold import model_io
+from onnxfold import measure, model_io
+from onnxfold.errors import ModelError
 from onnxfold.geometry.instrument import Instrumented, MeasuredNorm, control_vectors, instrument
 from onnxfold.geometry.quantities import error_without_mean, vector_quantities
 from onnxfold.inputs import InputSpec, make_inputs
@@ -192,3 +193,12 @@ def test_a_norm_in_a_body_is_refused_with_its_reason() -> None:
     ((name, reason),) = instrumented.refused
     assert name == "inside"
     assert "body" in reason
+
+
+def test_a_model_that_does_not_load_is_refused_by_its_name(tmp_path: Path) -> None:
+    proto, path = chain_model(), tmp_path / "twice.onnx"
+    for node in proto.graph.node:
+        node.name = "same"
+    onnx.save(proto, path)
+    with pytest.raises(ModelError, match=r"twice\.onnx: ONNX Runtime cannot load .*same node name"):
+        measure(path)
