@@ -21,6 +21,7 @@ from onnxfold.proof.sizes import Drawn
 from onnxfold.proof.stored import exact_numbers
 
 _FEW, _MOST = 1 << 16, 1 << 24  # elements
+_FEW_NODES = 16  # a region of so few costs little
 
 
 class Numbers(IntEnum):
@@ -212,9 +213,7 @@ class Neighbourhood:
                 known = u in read or self._before.tensor(u) is not None
                 leaves.append(self._constant_leaf(u if known else None, v, drawn, actual))
             elif u is None or u not in read:
-                if any(
-                    v in node.inputs for node in new.nodes if node.op_type not in READ_NO_NUMBERS
-                ):
+                if len(old.nodes) > _FEW_NODES and _depends(new, v):
                     raise Unprovable(f"'{v.name}' has no counterpart that the original reads")
                 leaves.append(self._leaf(None, v, EQUAL))
             else:
@@ -292,6 +291,17 @@ class Neighbourhood:
         if np.any(np.isfinite(wide) & (wide > actual.largest)):
             return None, 0.0
         return numbers, slack
+
+
+def _depends(cone: Cone, leaf: ir.Value) -> bool:
+    """Whether the value of a cone depends on a leaf's numbers.
+
+    Of a first output this is taken for granted: the keys that an attention hands on need no query.
+    """
+    readers = (node for node in cone.nodes if node.op_type not in READ_NO_NUMBERS)
+    others = (output for node in cone.nodes for output in node.outputs[1:])
+    read = any(output.uses() or output.is_graph_output() for output in others)
+    return not read and any(leaf in node.inputs for node in readers)
 
 
 def _comes_of_a_body(value: ir.Value) -> bool:

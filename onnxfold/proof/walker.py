@@ -44,7 +44,7 @@ from onnxfold.proof.widening import Widening
 _MOST_UNKNOWN = 6
 # The extent of a region: nodes upstream of the value of the rewritten model and of the original; an
 # original is traced to the counterparts of the other's leaves (True) or to any related value.
-_REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, False), (2, 2, True),
+_REACHES = ((0, 1, True), (1, 0, True), (1, 1, False), (1, 1, True), (2, 2, True), (2, 2, False),
             (3, 3, True), (5, 5, True), (8, 8, True))  # fmt: skip
 _GUESS_REACHES = _REACHES[:4]  # a wrong guess has no relation at any distance
 

@@ -70,6 +70,21 @@ def test_a_sum_that_the_original_lacks_is_not_sought_in_all_layers_before_it(
     assert max(sizes) < _DEEP
 
 
+def test_keys_that_an_attention_hands_on_do_not_depend_on_its_queries() -> None:
+    """It reads queries that the original's keys are not computed from, for another output."""
+    node = "com.microsoft.MultiHeadAttention<num_heads=2>(q, k, k, , , , past, past)"
+    signs = " ".join(f"z{n + 1} = Neg(z{n})" for n in range(_DEEP))
+    before = (f"o = {node} r = Reshape(k, heads) t = Transpose<perm=[0,2,1,3]>(r) "
+              f"z0 = Concat<axis=2>(past, t) {signs} y = Identity(z{_DEEP})")  # fmt: skip
+    inputs = "double[B,3,8] q, double[B,3,8] k, double[B,2,5,4] past"
+    models = [
+        infer(graph(each, inputs, "double[B,3,8] o, double[B,2,8,4] y",
+                    {"heads": np.array([0, 0, 2, 4])}))
+        for each in (before, f"o, y = {node}")
+    ]  # fmt: skip
+    assert prove(*models, Certificate()).passed
+
+
 def _normalised(variance: float) -> onnx.ModelProto:
     text = """<ir_version: 8, opset_import: ["": 18]>
     g (double[B,3,5,5] x) => (double[B,4,5,5] y) {
