@@ -128,13 +128,15 @@ def reduced(
     """Return smaller numbers for the large sizes along which nothing is claimed.
 
     Different sizes stay different, multiples stay multiples, and each stays above possible
-    positions along it: an integer of the region, or twice that.
+    positions along it: an integer of the region, or twice that. Factors of a size that is kept
+    are kept, since a Reshape may split it: 768 channels as 12 heads of 64.
     """
     smaller: dict[int, int] = {}
     used: set[int] = set()
+    kept = _with_factors(sizes, keep)
     for size in sorted(sizes):
         found = size
-        if size > _LARGE and size not in keep:
+        if size > _LARGE and size not in kept:
             below = [smaller.get(n, n) for n in integers if n < size]
             least = max((2 * n + 3 for n in below), default=_SMALL)
             multiples = [n for n in _multiples(size, smaller) if n >= least and n not in used]
@@ -143,6 +145,15 @@ def reduced(
             smaller[size] = found
         used.add(smaller.get(size, size))
     return smaller
+
+
+def _with_factors(sizes: Collection[int], keep: Collection[int]) -> set[int]:
+    """Return the sizes to keep, and those of which they are products with one or two others."""
+    rests, kept = {a * b for a in (1, *sizes) for b in sizes}, set(keep)
+    for size in sorted(sizes, reverse=True):
+        if any(whole % size == 0 and whole // size in rests for whole in kept if whole > size > 1):
+            kept.add(size)
+    return kept
 
 
 def _multiples(size: int, smaller: Mapping[int, int]) -> Iterator[int]:

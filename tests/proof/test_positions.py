@@ -115,3 +115,12 @@ def test_reduced_sizes_stay_distinct_multiples_and_behind_positions() -> None:
     assert sizes[768] > 2 * 100
     assert sizes[768] % sizes[64] == sizes[3072] % sizes[768] == 0
     assert sizes[1000] == 1000
+
+
+@pytest.mark.parametrize("heads", [(12, 64), (4, 3, 64), (24, 32)], ids=str)
+def test_factors_of_a_size_that_is_kept_are_kept(heads: tuple[int, ...]) -> None:
+    """A Reshape into heads fits the smaller tensors; where 768 is reduced, 64 may be."""
+    sizes = [*heads, 512, 768]
+    assert reduced(sizes, (), keep=[768]).keys() == {512}
+    assert 64 in reduced([12, 64, 512, 768], (), keep=[])
+    assert reduced([64, 512, 768], (), keep=[768]).keys() == {64, 512}  # nothing splits 768
