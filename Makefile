@@ -26,7 +26,7 @@ DIGITS := models/digits_vit/digits_vit.onnx
 help:
 	@echo 'make demo       fold the shipped model; compare accuracy and time before and after'
 	@echo 'make test       run the tests'
-	@echo 'make soundness  run campaigns: drawn graphs, false laws, damaged files, kills; every recipe'
+	@echo 'make soundness  run campaigns: drawn graphs, false laws, damaged files, kills; every recipe and page'
 	@echo 'make test-slow  run the long tests too; installs torch and transformers'
 	@echo 'make test-training test training, checkpoints and Ray; installs torch and transformers'
 	@echo 'make test-frameworks test training in Flax and Keras; installs jax, flax and keras'

@@ -13,6 +13,7 @@ from benchmarks.rows import RESULTS, read
 DIGITS = Path("models") / "digits_vit" / "digits_vit.onnx"
 
 
+@pytest.mark.campaign
 def test_a_row_is_written_for_each_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.csv"
     words = ["--models", "digits_vit", "--rounds", "1", "--folds", "1", "--out", str(out)]

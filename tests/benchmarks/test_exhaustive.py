@@ -14,6 +14,7 @@ from onnxfold.tuning.facts import ModelFacts
 from onnxfold.tuning.tune_result import Candidate, Status, TuneResult
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("memory", [1 << 30, 1])  # of all at once, and of one beside the winner
 def test_all_right_candidates_are_timed_and_the_winner_is_compared_with_the_best(
     memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

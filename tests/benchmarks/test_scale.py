@@ -13,6 +13,7 @@ from benchmarks.rows import read
 TINY = Size(width=128, layers=2, words=300)
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_model_is_copied_folded_shared_checked_and_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

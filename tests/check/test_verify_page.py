@@ -20,6 +20,7 @@ PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
 COMMANDS = "".join(blocks("sh", PAGE)).splitlines()
 
 
+@pytest.mark.campaign
 def test_every_command_runs_as_printed(tmp_path: Path) -> None:
     """In one folder, in order: later ones read what earlier ones wrote."""
     pytest.importorskip("onnxruntime.quantization")

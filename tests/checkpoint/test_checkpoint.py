@@ -231,6 +231,7 @@ def test_a_kill_before_any_step_leaves_all_or_nothing(tmp_path: Path) -> None:
     assert outcomes.count(False) >= 20
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_that_of_one_tensor(tmp_path: Path) -> None:
     """Eight tables of 64 MiB pass through less than two of them and what the work takes."""

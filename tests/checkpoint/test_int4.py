@@ -122,6 +122,7 @@ def test_genais_builder_in_int4(tmp_path: Path) -> None:
     assert (summary["norms"], summary["foldable"]) == (3, 1)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("kind", "folds"), [("gpt2", 5), ("gpt_neox", 2)])
 def test_onnxruntimes_quantizer_in_int4(kind: str, folds: int, tmp_path: Path) -> None:
     """It takes MatMuls alone: the Gemms of GPT-2 stay float, and two norms read embeddings."""

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.campaign
 def test_the_command_runs_as_printed(folder: Path, cli: Cli) -> None:
     ((command,),) = (block.splitlines() for block in blocks("sh", _PAGE))
     assert cli(*shlex.split(command)[1:]) == 0

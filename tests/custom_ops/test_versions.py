@@ -48,6 +48,7 @@ def test_every_op_runs_in_onnxruntime(version: str, cases: Path, tmp_path: Path)
     assert_passes(python, cases, version)
 
 
+@pytest.mark.campaign
 def test_every_op_runs_in_the_onnxruntime_at_hand(cases: Path) -> None:
     assert_passes(sys.executable, cases, "")
 

@@ -19,6 +19,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.campaign
 def test_every_command_runs_as_printed(tmp_path: Path) -> None:
     """In one folder, in order: later ones read what earlier ones wrote."""
     pytest.importorskip("matplotlib")

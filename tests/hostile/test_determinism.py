@@ -9,6 +9,7 @@ import pytest
 from tests.hostile.runs import ROOT, written
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("model", "options"),
     [

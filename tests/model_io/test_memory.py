@@ -64,6 +64,7 @@ def sparse_model(folder: Path, external: bool) -> Path:
     return folder / "one.onnx"
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("form", ["external", "embedded"])
 @pytest.mark.parametrize(("edits", "tensors"), [(0, 1), (4, 4)])
@@ -106,6 +107,7 @@ print((status("VmHWM") - before) // 1024, files.nbytes)
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_changed_weight_is_never_whole_in_memory(tmp_path: Path) -> None:
     """Of 256 MiB each: neither the result nor, but for a part, the mapped original."""

@@ -44,6 +44,7 @@ def test_the_twin_with_both_computes_the_same_and_has_a_large_gamma_at_every_nor
     assert len(gammas) == 9
 
 
+@pytest.mark.campaign
 def test_a_rotation_takes_the_outliers_of_the_twin_away(
     images: np.ndarray[tuple[int, ...], np.dtype[np.float32]], tmp_path: Path
 ) -> None:

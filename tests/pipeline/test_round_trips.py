@@ -55,6 +55,7 @@ def _model(name: str) -> onnx.ModelProto:
     return widened(onnx.load(_FOLDER / f"{name}.onnx"))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", some(_NORMS, each=3))
 def test_layer_norms_go_to_rms_norms_and_back(name: str) -> None:
     model = _model(name)
@@ -100,6 +101,7 @@ _SHORT = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", some(_SHORT, each=3))
 def test_norms_that_give_a_channel_less_go_back_too(name: str) -> None:
     model = _model(name)

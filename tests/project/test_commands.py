@@ -112,6 +112,7 @@ def test_the_tests_of_single_lines_exist() -> None:
     assert all((ROOT / test).exists() for test in ALSO_RUN.values())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("line", PROGRAMS)
 def test_a_program_that_takes_long_takes_these_words(line: str) -> None:
     module, *words = line.split()[2:]
@@ -122,6 +123,7 @@ def test_a_program_that_takes_long_takes_these_words(line: str) -> None:
     assert "usage: " in run([sys.executable, "-m", module, *words, "--help"], ROOT)
 
 
+@pytest.mark.campaign
 def test_the_page_on_runtimes_runs_as_printed(tmp_path: Path) -> None:
     page = ROOT / "docs" / "runtimes.md"
     for number, command in enumerate(shown(page, "sh")):
@@ -134,6 +136,7 @@ def test_the_page_on_runtimes_runs_as_printed(tmp_path: Path) -> None:
     assert not onnx.load(tmp_path / "standard.onnx").functions
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("page", sorted(OPENERS.keys() - OPENED_BY.keys()))
 def test_a_page_begins_with_what_its_example_prints(page: str, tmp_path: Path) -> None:
     if page in NEEDS_TORCH:

@@ -44,6 +44,7 @@ def _operators(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
+@pytest.mark.campaign
 def test_the_recommended_order_keeps_fusions_and_folds_every_norm(folder: Path) -> None:
     fused, folded, int8 = (
         _operators(folder / f"{name}.onnx") for name in ("fused", "folded", "int8")

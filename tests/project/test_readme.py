@@ -53,6 +53,7 @@ def test_exactly_two_commands_set_everything_up() -> None:
     assert block.split("\n") == ["make demo", "make test", ""]
 
 
+@pytest.mark.campaign
 def test_five_minutes_run_as_printed(clone: Path) -> None:
     commands = [line for block in blocks("sh", FIVE_MINUTES) for line in block.splitlines()]
     assert commands

@@ -61,6 +61,7 @@ def test_the_site_links_to_the_remote_of_the_clone(
     assert address(tmp_path) == expected
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is missing")
 def test_the_site_builds_with_strict_links(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -176,6 +176,7 @@ def test_an_inspection_names_arguments_and_escapes_names(path: Path) -> None:
     assert "<b>" not in found._repr_html_()
 
 
+@pytest.mark.campaign
 def test_a_users_program_is_typed(tmp_path: Path) -> None:
     """mypy --strict takes what is right, and names what is wrong."""
     if find_spec("mypy") is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -72,6 +73,7 @@ def damaged(draw):
     return model
 
 
+@pytest.mark.campaign
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(damaged())
 def test_a_site_in_a_damaged_norm_still_replays(model):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import pytest
+
 from tests.soundness import long_run
 
 
+@pytest.mark.campaign
 def test_a_few_seeds_are_counted() -> None:
     tally = long_run.run_seeds(range(4))
     assert not tally.failures

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import rows
 from tests.soundness import long_run_bases
 
 
+@pytest.mark.campaign
 def test_a_few_seeds_are_scaled_rotated_and_split(tmp_path: Path) -> None:
     results = tmp_path / "random_bases.csv"
     assert long_run_bases.main(["--graphs", "24", "--first", "1", "--results", str(results)]) == 0

@@ -72,6 +72,7 @@ def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.campaign
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """A feed of 2 GiB does not fit where a job may take 1 GiB: the job fails, and says so."""
     import numpy as np

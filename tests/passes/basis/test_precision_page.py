@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.campaign
 def test_the_commands_of_precision_md_run(folder: Path) -> None:
     for command in shown(PRECISION, "sh"):
         words = shlex.split(command)
@@ -40,6 +41,7 @@ def test_the_commands_of_precision_md_run(folder: Path) -> None:
     assert (folder / "turned.onnx").exists()
 
 
+@pytest.mark.campaign
 def test_a_search_reports_every_candidate(folder: Path) -> None:
     words = "rotate model.onnx -o t.onnx --to int4 --seeds 1 --json".split()
     report = json.loads(run([sys.executable, "-m", "onnxfold", *words], folder))
