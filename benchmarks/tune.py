@@ -219,7 +219,9 @@ def against_best(
 
     `tune` times most candidates for a moment and a few at length; here all that are right take
     turns at length, in one process, by the processor time of one thread. Where memory does not
-    hold a session of each, they race in groups with the winner, and the fastest of each at last.
+    hold a session of each, they race in groups with the winner, and the fastest of each after
+    that. The winner and the best then race twice in new sessions, each once opened first: equal
+    files differ by where their weights lie in memory.
     """
     entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
     files = [_file(result, each, source, kept) for each in entrants]
@@ -228,18 +230,20 @@ def against_best(
         model_io.load(source), InputSpec.of(tuple(inputs)), count=1, seed=0, single=True
     )
 
-    def best_of(heat: Sequence[int]) -> tuple[int, Float64]:
-        """Return the fastest of the winner and others, and the rounds of both."""
-        numbers = [winner, *heat]
+    def raced(numbers: Sequence[int]) -> Float64:
         runs = [_run_of(Variant(files[n], entrants[n].kernels), feeds) for n in numbers]
-        spent = take_turns(runs, RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time))
-        best = int(np.argmax(np.median(spent[0] / spent, axis=1)))
-        return numbers[best], spent[[0, best]]
+        return take_turns(runs, RunCounts(_ROUNDS, _LEAST, seconds, clock=time.process_time))
+
+    def best_of(heat: Sequence[int]) -> int:
+        numbers = [winner, *heat]
+        spent = raced(numbers)
+        return numbers[int(np.argmax(np.median(spent[0] / spent, axis=1)))]
 
     heats = _heats([path.stat().st_size for path in files], winner)
     firsts = [best_of(heat) for heat in heats]
-    best, spent = firsts[0] if len(heats) == 1 else best_of([first for first, _ in firsts])
-    ratios = spent[1] / spent[0]
+    best = firsts[0] if len(heats) == 1 else best_of(firsts)
+    first, second = raced([winner, best]), raced([best, winner])
+    ratios = np.concatenate([first[1] / first[0], second[0] / second[1]])
     # The winner of one export beside the best of all right candidates, the export among them.
     # ``of_best`` is how many times as fast as the best the winner is: the median over rounds with
     # the 10th and 90th percentile. ``skipped`` candidates were cut off. ``load``: processes that
@@ -248,7 +252,7 @@ def against_best(
         **about,
         candidates=len(entrants),
         skipped=sum(c.status is Status.SKIPPED for c in result.candidates),
-        rounds=spent.shape[1],
+        rounds=ratios.size,
         load=round(os.getloadavg()[0], 1),
         winner=entrants[winner].name,
         best=entrants[best].name,
