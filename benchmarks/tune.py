@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -270,7 +271,8 @@ def _run_of(variant: Variant, feeds: Mapping[str, Array]) -> Callable[[], object
 def _heats(sizes: Sequence[int], winner: int) -> list[list[int]]:
     """Divide all but the winner among races that fit in memory beside it."""
     heats: list[list[int]] = [[]]
-    room = available_bytes() / _MEMORY_OF_FILE - sizes[winner]
+    free = available_bytes()
+    room = math.inf if free is None else free / _MEMORY_OF_FILE - sizes[winner]
     left = room
     for number, size in enumerate(sizes):
         if number == winner:
