@@ -184,6 +184,9 @@ class Neighbourhood:
             and (at >= min(deep, 1) and value in preferred if strict
                  else at >= deep and value in standing and value is not u)),
         )  # fmt: skip
+        alone = self._read_by_one((u, old), (v, new)) if len(old.nodes) > _FEW_NODES else None
+        if alone is not None:
+            raise Unprovable(f"'{alone.name}' has no counterpart that the other model reads")
         leaves = self._leaves(old, new, drawn, actual)
         shapes = (*_shapes(self._before, old), *_shapes(self._after, new))
         return Region(self._before.model, self._after.model, old, new, leaves, (u, v), shapes)
@@ -202,6 +205,22 @@ class Neighbourhood:
         equal = self._after.tensor(v) is not None and self._related.get((u, v), ANY).equal
         return [u] if equal and self._match.is_constant(u) else []
 
+    def _read_by_one(
+        self, first: tuple[ir.Value, Cone], second: tuple[ir.Value, Cone]
+    ) -> ir.Value | None:
+        """Return what the value of one cone depends on, and that of the other cannot, or None.
+
+        A test draws it for one model alone, which costs much where the cones are large.
+        """
+        (u, old), (v, new) = first, second
+        originals = self._match.originals
+        known = {originals.get(leaf) for leaf in new.leaves}
+        lost = (leaf for leaf in old.leaves if leaf not in known)
+        ends = [(u, old, leaf) for leaf in lost if self._before.tensor(leaf) is None]
+        added = (leaf for leaf in new.leaves if originals.get(leaf) not in old.leaves)
+        ends += [(v, new, leaf) for leaf in added if self._after.tensor(leaf) is None]
+        return next((leaf for end, cone, leaf in ends if _depends(end, cone, leaf)), None)
+
     def _leaves(
         self, old: Cone, new: Cone, drawn: set[ir.Value], actual: Numbers
     ) -> tuple[Leaf, ...]:
@@ -213,8 +232,6 @@ class Neighbourhood:
                 known = u in read or self._before.tensor(u) is not None
                 leaves.append(self._constant_leaf(u if known else None, v, drawn, actual))
             elif u is None or u not in read:
-                if len(old.nodes) > _FEW_NODES and _depends(new, v):
-                    raise Unprovable(f"'{v.name}' has no counterpart that the original reads")
                 leaves.append(self._leaf(None, v, EQUAL))
             else:
                 leaves.append(self._leaf(u, v, self._related.get((u, v), ANY)))
@@ -293,15 +310,18 @@ class Neighbourhood:
         return numbers, slack
 
 
-def _depends(cone: Cone, leaf: ir.Value) -> bool:
-    """Whether the value of a cone depends on a leaf's numbers.
+def _depends(value: ir.Value, cone: Cone, leaf: ir.Value) -> bool:
+    """Whether the value of a cone depends on a leaf's numbers, as far as its nodes can say.
 
-    Of a first output this is taken for granted: the keys that an attention hands on need no query.
+    A first output is taken to depend on all inputs: the keys that an attention hands on need no
+    query.
     """
-    readers = (node for node in cone.nodes if node.op_type not in READ_NO_NUMBERS)
-    others = (output for node in cone.nodes for output in node.outputs[1:])
-    read = any(output.uses() or output.is_graph_output() for output in others)
-    return not read and any(leaf in node.inputs for node in readers)
+    found = {leaf}
+    for node in cone.nodes:
+        others = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+        if not (others or node.op_type in READ_NO_NUMBERS or found.isdisjoint(node.inputs)):
+            found.add(node.outputs[0])
+    return value in found
 
 
 def _comes_of_a_body(value: ir.Value) -> bool:

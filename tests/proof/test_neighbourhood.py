@@ -53,7 +53,7 @@ def test_half_of_a_value_is_related_to_it_without_what_is_before(sizes: list[int
 
 def _layers(layer: str) -> ModelInfo:
     body = " ".join(layer.format(n, n + 1) for n in range(_DEEP))
-    made = weights(W=(4, 4), bias=(4,), gamma=(4,), beta=(4,))
+    made = weights(W=(4, 4), bias=(4,), gamma=(4,), beta=(4,)) | {"tiny": np.float64(1e-5)}
     return infer(graph(body, "double[B,4] y0, double[B,4] s0", f"double[B,4] y{_DEEP}", made))
 
 
@@ -67,6 +67,20 @@ def test_a_sum_that_the_original_lacks_is_not_sought_in_all_layers_before_it(
     sums = "a{1} = Add(t{0}, bias) s{1} = Add(a{1}, s{0}) "
     after = _layers(f"{products} {sums} y{{1}} = LayerNormalization(s{{1}}, gamma, beta)")
     assert prove(before, after, Certificate()).passed
+    assert max(sizes) < _DEEP
+
+
+def test_what_the_other_model_does_not_read_is_not_sought_in_all_layers_before_it(
+    sizes: list[int],
+) -> None:
+    """The sum that a new norm reads is only a guess at what the original sums within its norm."""
+    layer = ("t{0} = MatMul(y{0}, W) a{1} = Add(t{0}, bias) s{1} = Add(a{1}, y{0}) "
+             "m{1} = ReduceMean<axes=[-1]>(s{1}) d{1} = Sub(s{1}, m{1}) q{1} = Mul(d{1}, d{1}) "
+             "v{1} = ReduceMean<axes=[-1]>(q{1}) e{1} = Add(v{1}, tiny) r{1} = Sqrt(e{1}) "
+             "n{1} = Div(d{1}, r{1}) p{1} = Mul(n{1}, gamma) y{1} = Add(p{1}, beta) ")  # fmt: skip
+    fused = ("t{0} = MatMul(y{0}, W) k{1} = Add(t{0}, bias) z{1} = Add(k{1}, y{0}) "
+             "y{1} = LayerNormalization<epsilon=1e-5>(z{1}, gamma, beta) ")  # fmt: skip
+    assert prove(_layers(layer), _layers(fused), Certificate()).passed
     assert max(sizes) < _DEEP
 
 
