@@ -32,6 +32,7 @@ _SHAPES = {
 }  # fmt: skip
 _FIXED: dict[str, Array] = {
     "eight": np.array(8.3),
+    "yes": np.array(True),
     "zeros": np.array([1.0, 0.0, 2.0, 0.0, -1.0]),
     "ones": np.ones(6),
     "noughts": np.zeros(6),
