@@ -246,7 +246,7 @@ def _approach(passed: Extent, start: Extent, dim: Dim) -> int | None:
         if start.factor % passed.factor:
             return None
         quotient = start.factor // passed.factor
-        if isinstance(dim, int) and quotient % dim == 0 and not (quotient == 1 and dim != 1):
+        if isinstance(dim, int) and quotient % dim == 0:
             return 0
         return quotient
     if here is None:

@@ -14,6 +14,7 @@ from onnxfold.errors import UsageError
 from onnxfold.graph import ModelInfo
 from onnxfold.inputs.bound_sizes import BoundSizes, bind_dims, check_shapes, symbols_of
 from onnxfold.inputs.roles import (
+    MASK,
     IndexRange,
     arrivals,
     becomes_integer,
@@ -215,7 +216,7 @@ def _draw(
         whole = below is not None and becomes_integer(model, value)
         if whole or index_range(model, value) is not None:  # tokens as floats, which Keras casts
             return _integers(model, value, shape, generator, below).astype(dtype)
-        if is_mask(model, value) and "mask" in name.lower():
+        if MASK.search(name):
             return _mask(shape, generator).astype(dtype)
         x = generator.standard_normal(shape)
         if hard and not _CACHE.search(name):
@@ -239,8 +240,7 @@ def _is_free(model: ir.Model, value: ir.Value) -> bool:
     name = str(value.name)
     if value.dtype is None or not value.dtype.is_floating_point() or _CACHE.search(name):
         return False
-    masks = is_mask(model, value) and "mask" in name.lower()
-    return not masks and index_range(model, value) is None
+    return not MASK.search(name) and index_range(model, value) is None
 
 
 def _rows_of(kind: str, x: Array) -> Array:

@@ -18,6 +18,7 @@ from onnxfold.errors import InvariantError
 from onnxfold.graph import ModelInfo
 from onnxfold.graph.constants import Float64
 from onnxfold.graph.edit import Editor, set_input
+from onnxfold.graph.operands import known_operand
 from onnxfold.graph.traversal import NodeQueue
 from onnxfold.norms import NormSite
 from onnxfold.operators import facets
@@ -80,8 +81,8 @@ def scale_factors(edit: Editor, gammas: GammaTables) -> None:
     scaled: dict[tuple[ir.Value, bytes], ir.Value] = {}
     for known, index, gamma in gammas.factors:
         node = edit.node(known)
-        factor = node.inputs[index]
-        if factor is None or factor.dtype is None:
+        factor = known_operand(node, index)
+        if factor.dtype is None:
             raise InvariantError(f"'{node.name}' is not a product")
         key = factor, gamma.tobytes()
         if key not in scaled:

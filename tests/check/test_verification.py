@@ -445,5 +445,6 @@ def test_rows_on_which_the_original_leaves_its_range_say_nothing() -> None:
     found = verified(model, model, rows=True)
     assert found.passed
     assert found.rows == ("constant", "zero")
-    tokens = single("y = Add (x, x)", "int64[4, 8] x", "int64[M, N] y")
-    assert verified(tokens, tokens, rows=True).rows == ()
+    for kind, name in (("int64", "x"), ("float", "attention_mask")):
+        fixed = single(f"y = Add ({name}, {name})", f"{kind}[4, 8] {name}", f"{kind}[M, N] y")
+        assert verified(fixed, fixed, rows=True).rows == ()

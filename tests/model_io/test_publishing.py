@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -296,6 +297,19 @@ def test_two_that_write_the_same_output_do_not_mix(tmp_path: Path, source: Path)
             second.commit()
     np.testing.assert_array_equal(run(tmp_path / "out.onnx"), run(source))
     assert listing(tmp_path) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
+
+
+def test_an_output_that_another_is_publishing_stays(tmp_path: Path, source: Path) -> None:
+    output = publish(model_io.load(source), tmp_path / "out.onnx").model
+    before = listing(tmp_path), contents(output)
+    with output.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ModelError, match="another process has written it meanwhile"):
+            publish(doubled(source), output)
+    assert before == (listing(tmp_path), contents(output))
+    publish(doubled(source), output)
+    twice = 2 * constant(model_io.load(source), "W1").numpy()
+    assert np.array_equal(constant(model_io.load(output), "W1").numpy(), twice)
 
 
 def test_a_folder_that_refuses_new_files_is_named(

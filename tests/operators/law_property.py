@@ -119,6 +119,7 @@ class _Check:
             self._equal(mean_along(self.y[output], fiber), 0.0, f"{where}: a mean that is not 0")
             return
         self.tally["carried"] += bool(fiber.blocks)
+        self.tally["carried elsewhere"] += any(inner != fiber for _, inner in origin.inputs)
         self._check_centring(origin, output, fiber, where)
         for chosen in [(pair,) for pair in origin.inputs] + [origin.inputs]:
             self._check_shift(chosen, output, fiber, where)

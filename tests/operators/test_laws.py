@@ -16,6 +16,8 @@ _SAMPLES = 60
 # What a line must have answered at least once for its test to mean anything.
 _LINEAR_ANSWERS = frozenset({"carried", "equivariant", "refused"})
 _ANSWERS = {
+    ("", "Slice"): _LINEAR_ANSWERS | {"carried elsewhere"},  # gates: each a set, or several
+    ("", "Split"): _LINEAR_ANSWERS | {"carried elsewhere"},
     ("", "Softmax"): {"invariant", "exact"},
     ("", "LogSoftmax"): {"invariant", "exact"},
     ("", "Shape"): {"invariant"},

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxfold.errors import DataError, DependencyError, UsageError
 from onnxfold.graph import Dim
 from onnxfold.inputs.bound_sizes import symbols_of
-from onnxfold.inputs.roles import index_range, is_mask
+from onnxfold.inputs.roles import MASK, index_range
 
 Array = npt.NDArray[Any]
 # A shard is the unit of work, of what a bad row costs with --skip-bad, and of resuming.
@@ -114,8 +114,7 @@ class Input:
                     "convert the data"
                 )
             array = array.astype(self.dtype)
-        if self.high is not None and self.low is not None and array.size:
-            self._check_range(array, where, first_row)
+        self._check_range(array, where, first_row)
         return array
 
     def _check_shape(self, array: Array, where: str) -> None:
@@ -133,12 +132,14 @@ class Input:
             )
 
     def _check_range(self, array: Array, where: str, first_row: int) -> None:
+        if self.low is None or self.high is None:
+            return
         bad = np.argwhere((array < self.low) | (array >= self.high))
         if len(bad):
             value = array[tuple(bad[0])]
             raise DataError(
                 f"{where}: row {first_row + int(bad[0][0])} has {value} in input '{self.name}', "
-                f"whose table takes {self.low} to {(self.high or 0) - 1}; use the tokenizer of "
+                f"whose table takes {self.low} to {self.high - 1}; use the tokenizer of "
                 "this model (measure --skip-bad leaves such rows out)"
             )
 
@@ -201,5 +202,5 @@ def _input(model: ir.Model, value: ir.Value) -> Input:
         dims=symbols_of(value),
         low=None if limits is None else limits.low,
         high=None if limits is None else limits.high,
-        is_mask="mask" in str(value.name).lower() and is_mask(model, value),
+        is_mask=MASK.search(str(value.name)) is not None,
     )

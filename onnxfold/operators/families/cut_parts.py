@@ -73,10 +73,11 @@ def _of_slice(view: ModelInfo, node: ir.Node, source: ir.Value) -> AxisPart | No
     named = cut or sliced_axes(view, node)
     if cut is None or not named or len(cut) > 1:
         return None
-    part, total = part_along(view, node, named[0]), view.dim(source, named[0])
-    if part is None or part[0] == part[1] or not isinstance(total, int):
+    part = part_along(view, node, named[0])
+    if part is None or part[0] == part[1]:
         return None
-    return AxisPart(source, named[0], part[0], part[1] - part[0], total)
+    start, end, total = part
+    return AxisPart(source, named[0], start, end - start, total)
 
 
 def joined_at(view: ModelInfo, node: ir.Node, index: int, axis: int) -> tuple[int, int] | None:
@@ -96,16 +97,8 @@ def element_readers(value: ir.Value) -> list[ir.Node]:
 
 def only_part(view: ModelInfo, value: ir.Value, cut: AxisPart) -> bool:
     """Whether the elements of a part are read only in it: all other readers are disjoint parts."""
-    node, readers = value.producer(), element_readers(cut.source)
-    if node is None or cut.source.is_graph_output():
+    if cut.source.is_graph_output():
         return False
-    for use in cut.source.uses():
-        if use.node not in readers:
-            continue
-        if use.idx != 0 or use.node.graph is not node.graph:
-            return False
-        for output in use.node.outputs:
-            other = cut_of(view, output)
-            if output is not value and (other is None or other.meets(cut)):
-                return False
-    return True
+    results = (output for node in element_readers(cut.source) for output in node.outputs)
+    others = [cut_of(view, output) for output in results if output is not value]
+    return all(other is not None and not other.meets(cut) for other in others)

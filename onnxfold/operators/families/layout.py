@@ -7,6 +7,7 @@ axes of the input, or which an operator works along, is what most of them tell (
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxfold.graph import Fiber, ModelInfo, follow_reshape
@@ -154,7 +155,7 @@ def writes_whole(view: ModelInfo, node: ir.Node, axis: int) -> bool:
         return False
     array = view.array(indices)
     if array is not None:
-        return size > 0 and bool((array == array.take([0], axis)).all())
+        return not np.diff(array, axis=axis).any()
     expand = indices.producer()
     if expand is None or (expand.domain, expand.op_type) != ("", "Expand"):
         return False

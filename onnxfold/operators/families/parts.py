@@ -127,23 +127,22 @@ def _cut(view: ModelInfo, node: ir.Node, fiber: Fiber) -> set[int] | None:
 
 def _in_whole(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
     """Return the block of the data for a block of the slice; None if sets are cut."""
-    whole, part = view.dim(node.inputs[0], block.axis), part_along(view, node, block.axis)
-    period = block.inner * block.size
-    if part is None or not isinstance(whole, int) or any(end % period for end in (*part, whole)):
+    part, period = part_along(view, node, block.axis), block.inner * block.size
+    if part is None or any(end % period for end in part):
         return None
-    return replace(block, outer=whole // period)
+    return replace(block, outer=part[2] // period)
 
 
 def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | None:
     """Return the block of the slice; None if sets are cut."""
     part, period = part_along(view, node, block.axis), block.inner * block.size
-    if part is None or any(end % period for end in part):
+    if part is None or any(end % period for end in part[:2]):
         return None
     return replace(block, outer=(part[1] - part[0]) // period)
 
 
-def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | None:
-    """Return where a Slice with step 1 starts and ends on an axis, or None if unknown."""
+def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int, int] | None:
+    """Return where a Slice with step 1 starts and ends on an axis of which size, or None."""
     whole, size = view.dim(node.inputs[0], axis), view.dim(node.outputs[0], axis)
     axes = sliced_axes(view, node)
     if len(node.inputs) > 1:
@@ -156,7 +155,7 @@ def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int] | N
         return None
     begin = starts[axes.index(axis)]
     start = min(max(begin + (whole if begin < 0 else 0), 0), whole)
-    return (start, start + size) if start + size <= whole else None
+    return (start, start + size, whole) if start + size <= whole else None
 
 
 def cut_axes(view: ModelInfo, node: ir.Node) -> tuple[int, ...] | None:

@@ -60,7 +60,7 @@ class RotationWalk(BasisWalk):
         if site is None or self.info.tensor(point.value) is not None:
             return super().backward(point)
         self.stream.values.append(point)
-        return self._refuse_norm(site, point) or self.visit(Point(site.input, site.fiber))
+        return self.visit(Point(site.input, site.fiber))
 
     def refuse_origin(self, point: Point, origin: Backward) -> Refusal:
         """Say what makes a value that no weight before it can turn."""

@@ -48,7 +48,7 @@ class _Copy:
     def constant(self, value: ir.Value) -> ir.TensorProtocol | None:
         """Return what is stored, or computed from what is, of any size."""
         stored = constant_tensor(value)
-        if stored is not None or value.producer() is None:
+        if stored is not None:
             return stored
         array, cut = self._folder.array(value), cut_of(self._info, value)
         if array is None and cut is not None:  # of a length that only the shapes tell

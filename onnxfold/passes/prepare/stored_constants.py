@@ -87,8 +87,7 @@ def _fold(view: ModelInfo, value: ir.Value) -> bool:
     weight = weight_value(f"{value.name}.folded", np.array(array))
     add_constant(node.graph, weight)
     for use in list(value.uses()):
-        if operator(use.node) in _READERS or (use.idx == _BIAS and operator(use.node) in _LAYERS):
-            set_input(use.node, use.idx, weight)
+        set_input(use.node, use.idx, weight)
     sweep(reversed(makers))
     return True
 

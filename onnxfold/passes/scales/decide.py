@@ -17,7 +17,7 @@ from onnxfold.graph.channels import Channels
 from onnxfold.graph.constants import HALVES
 from onnxfold.graph.edit import Editor, inherit, redirect, sweep
 from onnxfold.graph.model_info import Fact
-from onnxfold.graph.operands import known_operand, known_producer, operands
+from onnxfold.graph.operands import known_operand, known_producer, known_tensor, operands
 from onnxfold.graph.traversal import reached
 from onnxfold.norms import NORMS, NormKind, NormSite
 from onnxfold.norms.site import NormForm
@@ -100,7 +100,7 @@ def _ranges(
     for fusion in fusions:
         node = values[fusion.output].producer()
         op = None if node is None else channel_op(view, node)
-        if op is None or op.scale is None or not fusion.scaled:
+        if op is None or op.scale is None:
             continue
         place = fusion.scaled[0]
         scale = embedded(op.scale, fusion.part, place.channels.size)
@@ -218,6 +218,9 @@ def _fusion(
     view: ModelInfo, op: ChannelOp, writer: LinearWriter, limit: int, biased: bool
 ) -> ScaleFusion | None:
     shifted = None
+    sizes = (op.channels.size, op.channels.size if writer.part is None else writer.part[2])
+    if any(root.channels.size not in sizes for root in writer.biases):  # of a part with more parts
+        return None
     if op.shift is not None:
         shifted = _shifted(view, op, writer)
         if shifted is None:
@@ -244,20 +247,17 @@ def _fusion(
 
 def _shifted(view: ModelInfo, op: ChannelOp, writer: LinearWriter) -> Place | None:
     """Return the constant that absorbs the shift: the bias next to the operator, or a new one."""
-    size = op.channels.size if writer.part is None else writer.part[2]
     if writer.biases:
         root = writer.biases[0]
-        tensor = view.tensor(root.value)
-        if tensor is None or root.channels.size != size:
-            return None
         whole = {digit.axis: digit.size for digit in root.channels.digits if digit.whole}
-        shape = tuple(tensor.shape.numpy())
+        shape = tuple(known_tensor(root.value).shape.numpy())
         complete = all(dim == 1 or whole.get(axis) == dim for axis, dim in enumerate(shape))
         return _place(view, root) if complete and whole else None
     if writer.new_bias is None or not writer.weight.channels.digits:
         return None
     if not all(digit.whole for digit in writer.output.digits):
         return None
+    size = op.channels.size if writer.part is None else writer.part[2]
     ref = ref_of(view, writer.new_bias)
     return Place("", ref, Channels.along([(0, size)]))
 

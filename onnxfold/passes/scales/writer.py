@@ -262,14 +262,11 @@ def _back(
             return operand, channels
     if len(node.inputs) != 2 or 1 not in row_of(node).adds_first:
         return refuse(RefusalCode.ACTIVATION, node, "is not linear per channel")
-    for index, operand in enumerate(node.inputs):
-        other = node.inputs[1 - index]
-        if view.tensor(operand) is None or other is None:
-            continue
+    for index in (0, 1):
         root = bias_root(view, Reader(node, index), channels, node.outputs[0])
-        if root is not None and view.rank(other) == view.rank(node.outputs[0]):
+        if root is not None and view.rank(node.inputs[1 - index]) == view.rank(node.outputs[0]):
             biases.append(root)
-            return other, channels
+            return known_operand(node, 1 - index), channels
     return refuse(RefusalCode.VARIES_ALONG_FIBER, node, "adds something else")
 
 

@@ -27,6 +27,7 @@ STANDARD = [
     Case("ReduceProd", [f(2, 3)], {"keepdims": 0}, 13),
     Case("Clip", [f(9)], {"min": -0.5, "max": 0.25}, 9),
     Case("Clip", [f(9), np.float32(-0.5).reshape(()), None], {}, 13),
+    Case("Shrink", [np.float32([-0.75, -0.5, 0, 0.5, 0.75])], {"bias": 0.25, "lambd": 0.5}, 9),
     Case("Squeeze", [f(2, 1, 3)], {"axes": [1]}, 11),
     Case("Squeeze", [f(2, 1, 3), i(-2)], {}, 13),
     Case("Unsqueeze", [f(2, 3)], {"axes": [0, 3]}, 11),

@@ -59,17 +59,25 @@ def along(value: str, fiber: Fiber) -> Change:
     return change
 
 
-@pytest.mark.parametrize("model", [plain_rms(), attention()])
+@pytest.mark.parametrize("model", [plain_rms(), plain_rms("Neg"), attention()])
 def test_what_is_decided_is_proved_and_right(model: onnx.ModelProto) -> None:
     result, shown = carried_out(model, lambda stream: stream)
     assert shown.failures == ()
     assert relative_error(evaluate(model, FEEDS), evaluate(result, FEEDS)) < ROUNDING
 
 
+def test_a_stream_that_begins_with_a_norm_includes_what_the_norm_reads() -> None:
+    plan = decide_streams(prepare(ir.from_proto(plain_rms("Tanh"))).info, SETTINGS)
+    assert not plan.streams
+    assert len(plan.refusals) == 4
+    assert {why.nodes for _, why in plan.refusals} == {("made.node",)}
+
+
 @pytest.mark.parametrize(
     ("model", "change"),
     [
         (plain_rms(), without("table")),
+        (plain_rms("Neg"), without("table")),
         (plain_rms(), without("down0")),
         (plain_rms(), without("bias1")),
         (plain_rms(), without("up0")),

@@ -182,10 +182,15 @@ def between_streams(size: float = LARGE, *, shared: bool = False) -> onnx.ModelP
     return b.model({"logits": WORDS})
 
 
-def plain_rms() -> onnx.ModelProto:
-    """RMSNorms without gamma; a layer of the stream's width writes and reads it."""
+def plain_rms(first: str = "") -> onnx.ModelProto:
+    """RMSNorms without gamma; a layer of the stream's width writes and reads it.
+
+    ``first``: the operator between the words and a norm with which the stream begins.
+    """
     b = Builder(1.0)
     x = b.node("Gather", [b.weight("table", WORDS, WIDTH), "ids"], "x0")
+    if first:
+        x = b.norm("bare", b.node(first, [x], "made"), "first")
     for i in range(2):
         n = b.norm("bare", x, f"norm{i}")
         t = b.node(

@@ -15,6 +15,8 @@ import pytest
 import onnxfold
 from onnxfold import Verification, VerificationError
 from onnxfold.passes.centring.plan import Fold
+from onnxfold.passes.prepare.means_of_summands import subtract_from_summands
+from onnxfold.shapes import infer
 from onnxfold.target import Target
 from tests.graphs import graph, weights
 from tests.lanes import some
@@ -127,6 +129,14 @@ def test_what_is_no_mean_of_a_summand_is_not_subtracted_from_it(after: str) -> N
     folded = fold(model)
     assert not folded.plan.centrings
     assert relative_error(evaluate(model, _rows()), evaluate(folded.model, _rows())) < BOUND
+
+
+@pytest.mark.parametrize(("reader", "count"), [("output", 0), ("dueling in a row", 1)])
+def test_a_mean_that_is_subtracted_at_once_is_left_as_it_is(reader: str, count: int) -> None:
+    view = infer(ir.from_proto(_model(_READERS[reader])))
+    before = list(view.nodes())
+    assert subtract_from_summands(view) == count
+    assert (before == list(view.nodes())) == (count == 0)
 
 
 def test_a_sum_whose_mean_is_subtracted_later_may_be_one_itself() -> None:

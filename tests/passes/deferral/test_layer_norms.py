@@ -127,8 +127,9 @@ def test_a_weight_that_others_read_is_copied_or_left() -> None:
     ((reader,),) = (norm.centred for norm in found.plan.norms)
     assert reader.nbytes == 6 * 3 * 8
     found.assert_right()
-    kept = defer(layer_norm_model(plain, **more), replace(MEANS, allow_split=0))
-    assert kept.reasons == {"n": "shared_weight"}
+    for limit, reasons in ((6 * 3 * 8, {}), (6 * 3 * 8 - 1, {"n": "shared_weight"})):
+        found = defer(layer_norm_model(plain, **more), replace(MEANS, allow_split=limit))
+        assert found.reasons == reasons
 
 
 def test_a_centred_copy_for_a_reader_of_something_else_breaks_the_model_and_its_proof() -> None:

@@ -199,6 +199,22 @@ def test_blocks_that_are_rows_are_quantised_by_rows(code: int) -> None:
     assert calls(lowered(given)) == ["LayerNormAffineQuantizeRows"]
 
 
+@pytest.mark.parametrize(
+    ("last", "call"),
+    [(0, "LayerNormAffineQuantizeRows"), (1, "LayerNormAffine"), (None, "LayerNormAffine")],
+    ids=["0", "1 in one row", "given"],
+)
+def test_rows_have_no_zero_points_but_0(last: int | None, call: str) -> None:
+    given = model_of(blocked().replace("(y, s)", "(y, s, points)"), {"q": INT8})
+    given.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    if last is None:
+        given.graph.input.append(helper.make_tensor_value_info("points", INT8, (2, 3, 1)))
+    else:
+        points = helper.make_tensor("points", INT8, (2, 3, 1), [0, 0, 0, 0, 0, last])
+        given.graph.initializer.append(points)
+    assert calls(lowered(given)) == [call]
+
+
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("floor", [False, True])

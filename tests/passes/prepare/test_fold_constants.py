@@ -34,6 +34,7 @@ def _prepared(body: str) -> tuple[ir.Model, ir.Model]:
             "t = Reshape(x, rows) o = Concat<axis=0>(k, k) s = Gemm(t, W, o) y = Reshape(s, back)",
             _GEMM,
         ),
+        ("o = Add(one, g) p = Mul(x, o) z = Max(x, o) y = Add(p, z)", ["Mul", "Max", "Add"]),
         ("o = Mul(g, h) p = Sub(o, one) t = Mul(x, p) y = Add(t, o)", ["Mul", "Add"]),
     ],
 )

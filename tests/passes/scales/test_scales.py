@@ -62,6 +62,15 @@ def test_the_scale_of_attention_scores_moves_for_our_kernels_alone() -> None:
     assert moved == {target: int(target is Target.KERNELS) for target in Target}
 
 
+@pytest.mark.parametrize(("small", "warned"), [(1e-3, True), (0.1, False)])
+def test_a_scale_that_widens_the_range_of_columns_is_reported(small: float, warned: bool) -> None:
+    columns = {"W": np.ones((6, 5)), "ls": np.array([1.0, small, 1.0, 1.0, 1.0])}
+    view = infer(scale_model(BIASED + "y = Mul(a, ls)", columns))
+    warnings = decide(view, Settings(range_limit=16.0)).ranges
+    assert [(found.weight, found.before) for found in warnings] == [("W", 1.0)] * warned
+    assert all(found.after == pytest.approx(1 / small, rel=1e-12) for found in warnings)
+
+
 def test_a_scale_before_a_layer_with_a_transposed_weight_scales_no_scores() -> None:
     """A product with a weight ends the way to Softmax, however the weight is laid out."""
     body = (

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from onnxfold.passes.plan import Plan
 from tests.case_files import read
-from tests.graphs import Array
 from tests.passes.affine.affine_graphs import error
 from tests.passes.scales.scale_graphs import BOUND, absorb, applied, assert_moved, scale_model
 
@@ -40,5 +38,4 @@ def test_a_scale_or_shift_in_the_columns_of_another_part_fails_the_proof(case: s
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_scale_of_one_part_stays(case: str) -> None:
-    more: dict[str, Array] = {"yes": np.array(True)}
-    assert not absorb(scale_model(REFUSED[case].body, more)).fusions
+    assert not absorb(scale_model(REFUSED[case].body)).fusions

@@ -73,8 +73,12 @@ def test_a_shape_that_follows_from_the_stream_itself_goes_along() -> None:
         *(between(_TOLD, shape=shape) for shape in ([0, 0, C], [-1, T, C], [0, 0, -1])),
         between(f"shape = Constant<value_ints = [0, 0, {C}]>() {_TOLD}"),
         between(f"sizes = Shape(ids) shape = Concat<axis=0>(sizes, last) {_TOLD}", last=[C]),
+        *(between("told = Expand(h, shape)", shape=shape) for shape in ([C], [2, 1, 1, C])),
     ],
-    ids=["constant", "inferred batch", "inferred channels", "constant node", "concatenated"],
+    ids=[
+        *("constant", "inferred batch", "inferred channels", "constant node", "concatenated"),
+        *("fewer axes", "more axes"),
+    ],
 )
 def test_a_shape_that_names_the_channels_names_one_less(
     nodes: Callable[[CentredStream], str],

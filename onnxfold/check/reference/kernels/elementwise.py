@@ -225,7 +225,7 @@ def _register_unary(name: str, function: Callable[[Array], Array]) -> None:
 def _register_binary(name: str, function: Callable[[Array, Array], Array]) -> None:
     @kernel(name, broadcasts=True)
     def binary(call: Call, a: Array, b: Array) -> Array:
-        if call.version < 7 and call.has("axis"):
+        if call.has("axis"):
             raise call.unsupported("broadcasting by the axis attribute of opsets below 7")
         return np.asarray(function(a, b))
 
