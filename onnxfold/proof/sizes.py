@@ -4,7 +4,8 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import count
+from itertools import chain, combinations_with_replacement, count
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -127,13 +128,40 @@ def reduced(
 ) -> dict[int, int]:
     """Return smaller numbers for the large sizes along which nothing is claimed.
 
-    Different sizes stay different, multiples stay multiples, and each stays above possible
-    positions along it: an integer of the region, or twice that. Factors of a size that is kept
-    are kept, since a Reshape may split it: 768 channels as 12 heads of 64.
+    Different sizes stay different, products stay products, since a Reshape may split 768 channels
+    into 12 heads of 64, and each stays above possible positions along it: an integer of the region,
+    or twice that.
     """
+    kept, products = set(keep), _products(sizes)
+    while True:
+        smaller = _smaller_than(sizes, integers, kept)
+        lost = {
+            size
+            for whole, factors in products
+            if prod(smaller.get(n, n) for n in factors) != smaller.get(whole, whole)
+            for size in (whole, *factors)
+        }
+        if not lost:
+            return smaller
+        kept |= lost
+
+
+def _products(sizes: Collection[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Return sizes that are the product of two or three others, and these."""
+    found = []
+    for whole in sizes:
+        factors = [n for n in sizes if 1 < n < whole and whole % n == 0]
+        pairs = combinations_with_replacement(factors, 2)
+        threes = combinations_with_replacement(factors, 3)
+        found += [(whole, each) for each in chain(pairs, threes) if prod(each) == whole]
+    return found
+
+
+def _smaller_than(
+    sizes: Collection[int], integers: Collection[int], kept: Collection[int]
+) -> dict[int, int]:
     smaller: dict[int, int] = {}
     used: set[int] = set()
-    kept = _with_factors(sizes, keep)
     for size in sorted(sizes):
         found = size
         if size > _LARGE and size not in kept:
@@ -145,15 +173,6 @@ def reduced(
             smaller[size] = found
         used.add(smaller.get(size, size))
     return smaller
-
-
-def _with_factors(sizes: Collection[int], keep: Collection[int]) -> set[int]:
-    """Return the sizes to keep, and those of which they are products with one or two others."""
-    rests, kept = {a * b for a in (1, *sizes) for b in sizes}, set(keep)
-    for size in sorted(sizes, reverse=True):
-        if any(whole % size == 0 and whole // size in rests for whole in kept if whole > size > 1):
-            kept.add(size)
-    return kept
 
 
 def _multiples(size: int, smaller: Mapping[int, int]) -> Iterator[int]:
