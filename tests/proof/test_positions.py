@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxfold.passes.prepare.working_copy import prepare
 from onnxfold.proof import Certificate
@@ -124,3 +126,24 @@ def test_factors_of_a_size_that_is_kept_are_kept(heads: tuple[int, ...]) -> None
     assert reduced(sizes, (), keep=[768]).keys() == {512}
     assert 64 in reduced([12, 64, 512, 768], (), keep=[])
     assert reduced([64, 512, 768], (), keep=[768]).keys() == {64, 512}  # nothing splits 768
+
+
+_SIZES = st.sets(
+    st.one_of(st.integers(2, 80), st.builds(lambda a, b: a * b, *2 * [st.integers(2, 64)])),
+    max_size=7,
+)
+
+
+@given(_SIZES, st.sets(st.integers(2, 100), max_size=2), st.data())
+def test_reduced_sizes_are_distinct_products_beyond_all_positions(
+    drawn: set[int], integers: set[int], data: st.DataObject
+) -> None:
+    """What a Reshape splits or joins in the model, it splits or joins in the smaller tensors."""
+    sizes = sorted(drawn | {a * b for a in drawn for b in drawn if a * b < 2000})
+    keep = data.draw(st.sets(st.sampled_from(sizes), max_size=2)) if sizes else set[int]()
+    smaller = reduced(sizes, integers, keep)
+    of = {size: smaller.get(size, size) for size in sizes}
+    assert len(set(of.values())) == len(sizes)
+    assert not keep & smaller.keys()
+    assert all(of[a] * of[b] == of[a * b] for a in sizes for b in sizes if a * b in of)
+    assert all(n > p for size, n in smaller.items() for p in integers if p < size)
