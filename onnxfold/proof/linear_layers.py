@@ -68,7 +68,7 @@ class Absorber:
         parts = [self._part(layer, region) for layer in layers]
         if any(layer.fixed for layer in layers):
             found = self._into_biases(layers, region)
-            return found or (self._beside_codes(layers[0], region) if len(layers) == 1 else None)
+            return found or (self._beside_codes(region) if layers[0].bias is None else None)
         own = {part.weight for part in parts if part is not None}
         changed = [x for x in region.leaves if x.relation.r is not None and x not in own]
         if None in parts or len(changed) != 1 or changed[0].relation.reverse:
@@ -173,14 +173,13 @@ class Absorber:
                 new[leaf.v] = given
         return old, new
 
-    def _beside_codes(self, layer: LinearLayer, region: Region) -> Relation | None:
-        """Return what is left of f(x + s, W, b) = f(x, W, b) + W s, W s as the nodes compute it.
+    def _beside_codes(self, region: Region) -> Relation | None:
+        """Return what is left of f(x + s, W) = f(x, W) + W s, W s as the nodes compute it.
 
         f is affine in x where the difference is the same for every x.
         """
-        bias = self._bias(layer, region)
         changed = [leaf for leaf in region.leaves if leaf.relation.r is not None]
-        others = [leaf for leaf in region.leaves if leaf not in (*changed, bias)]
+        others = [leaf for leaf in region.leaves if leaf not in changed]
         stays = all(leaf.u is not None and leaf.relation.equal for leaf in others)
         if len(changed) != 1 or not stays or changed[0].relation.reverse:
             return None
@@ -191,13 +190,11 @@ class Absorber:
             return None
         if not all(is_small(first - total, first) for total in totals[1:] if total is not None):
             return None
-        if bias is not None:
-            return self._with_bias(bias, first.reshape(-1))
         return Relation(np.ones((1,) * first.ndim), first) if np.any(first) else EQUAL
 
     @np.errstate(all="ignore")
     def _added(self, region: Region, x: Leaf, numbers: tuple[int, ...]) -> Float64 | None:
-        """Return what s of x adds to the output, 1 for axes along which it is constant.
+        """Return what s of x adds to the output, 1 for axes of any size.
 
         None if that depends on x, or varies along an axis of any size.
         """
@@ -214,9 +211,7 @@ class Absorber:
         if not is_small(change - other, size, change):
             return None
         known = self._before.shape(region.pair[0]) or (None,) * change.ndim
-        one = [axis for axis, dim in enumerate(known) if not isinstance(dim, int)]
-        one += [axis for axis in range(change.ndim) if axis not in one and _alike(change, axis)]
-        first = change[tuple(slice(0, 1 if axis in one else None) for axis in range(change.ndim))]
+        first = change[tuple(slice(None if isinstance(dim, int) else 1) for dim in known)]
         return first if is_small(change - first, change) else None
 
     def _stored(self, leaf: Leaf) -> Drawn:
@@ -307,10 +302,6 @@ def _vectors(x: Leaf, inner: Channels) -> Iterator[tuple[Float64, Float64, Readi
         first, second = (reading.vector(each, x.shape, inner.size) for each in (r, s))
         if first is not None and second is not None:
             yield first, second, reading
-
-
-def _alike(array: Float64, axis: int) -> bool:
-    return array.shape[axis] > 0 and bool(np.all(array == array.take([0], axis=axis)))
 
 
 def _orders(channels: Channels) -> Iterator[Channels]:

@@ -18,7 +18,7 @@ from onnxfold.check.reference import NodeRuns
 from onnxfold.graph import Fiber, Shape, node_label
 from onnxfold.graph.equality import numbers_key
 from onnxfold.proof.cone import Cone, Unprovable
-from onnxfold.proof.coverage import READ_NO_NUMBERS, Coverage
+from onnxfold.proof.coverage import Coverage
 from onnxfold.proof.leaf import MAY_BE_FLOATS, Leaf
 from onnxfold.proof.relation import Float64
 from onnxfold.proof.sizes import SAMPLINGS, Drawn, Sizes, broadcast_sizes, reduced, symbols
@@ -177,9 +177,8 @@ class Region:
 
     @property
     def _divides_sizes(self) -> bool:
-        """Whether sizes are computed by quotients, which are right only for the model's sizes."""
-        shapes = any(node.op_type in READ_NO_NUMBERS for node in self.nodes)
-        return shapes and any(
+        """Whether sizes may be computed by quotients, right only for the model's sizes."""
+        return any(
             node.op_type in ("Div", "Mod") and _is_number(node.outputs[0]) for node in self.nodes
         )
 

@@ -257,9 +257,8 @@ def _found(asked: _Question, draws: list[Pair]) -> Iterator[Relation]:
     yield from (Relation(turn=turn) for turn in asked.turns)
     yield from (Relation(fiber=fiber) for fiber in asked.fibers)
     for reverse in (False, True) if asked.lines else ():
-        found = line([(v, u) if reverse else (u, v) for u, v in draws], asked.slack)
-        if found is not None:
-            yield Relation(*found, reverse)
+        pairs = [(v, u) if reverse else (u, v) for u, v in draws]
+        yield Relation(*line(pairs, asked.slack), reverse)
 
 
 def _all_have(relation: Relation, draws: Draws, slack: float) -> bool:
@@ -320,7 +319,7 @@ def _fits(r: Float64, u: Float64) -> bool:
     return all(a in (1, b) for a, b in zip(r.shape, u.shape, strict=True))
 
 
-def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
+def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64]:
     """Return r and s of u = r * v + s by least squares for every element, joined along axes.
 
     A value that roundings of stored constants could have made from 1 or 0 counts as 1 or 0, and r
@@ -330,7 +329,7 @@ def line(draws: list[Pair], slack: float) -> tuple[Float64, Float64] | None:
     r, s = _slope(u, v, tuple(range(u.ndim)), slack)
     if not _is_line(u, v, r, s, slack):
         r, s = _widest(u, v, slack)
-    return (r, s) if np.isfinite(r).all() and np.isfinite(s).all() else None
+    return r, s
 
 
 def _widest(u: Float64, v: Float64, slack: float) -> tuple[Float64, Float64]:

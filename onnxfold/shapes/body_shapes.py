@@ -16,7 +16,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from onnxfold.graph.dims import Shape
-from onnxfold.graph.model_info import ModelInfo
+from onnxfold.graph.model_info import ModelInfo, operator
 from onnxfold.graph.operands import known_producer, producer_of
 from onnxfold.graph.traversal import bodies, declared_shape, graph_values
 from onnxfold.operators import facets
@@ -134,7 +134,7 @@ def fill_body(view: ModelInfo, node: ir.Node, fill: Callable[[], None]) -> None:
 
 
 def _states(view: ModelInfo, node: ir.Node) -> list[_State]:
-    if node.domain or node.op_type not in ("Loop", "Scan"):
+    if operator(node) not in ("Loop", "Scan"):
         return []
     (_, _, body), *_ = bodies(node)
     if node.op_type == "Loop":

@@ -289,7 +289,7 @@ def _n_bits(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
 def _gathered(node: ir.Node, home: onnx.GraphProto) -> onnx.NodeProto | None:
     """Rows of a table of codes, several per byte along the last axis."""
     tensor, scale = constant_tensor(operand(node, 0)), operand(node, 2)
-    if tensor is None or scale is None or scale.dtype is None or len(node.inputs) < 3:
+    if tensor is None or scale is None or scale.dtype is None:
         return None
     *rest, last = tensor.shape.numpy()
     packed = tensor.dtype is ir.DataType.UINT8

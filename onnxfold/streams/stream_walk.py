@@ -129,7 +129,7 @@ class StreamWalk:
         if why is not None:
             return why
         for output in node.outputs:
-            if output is not point.value and output.uses():
+            if output.uses():
                 why = self.visit(Point(output, point.fiber))
                 if why is not None:
                     return why

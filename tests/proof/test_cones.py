@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnx import parser
 
-from onnxfold.proof.cone import cone_of
+from onnxfold.proof.cone import Unprovable, cone_of
 from onnxfold.shapes import infer
 
 # Keras counts negative indices from the end, and tf2onnx spells the Where as two products.
@@ -55,3 +55,19 @@ def test_pairs_of_sizes_are_followed() -> None:
     (end,) = view.model.graph.outputs
     cone = cone_of(view, order, end, lambda _, depth: depth > 0)
     assert [node.op_type for node in cone.nodes] == [node.op_type for node in view.nodes()]
+
+
+def _ends(nodes: int) -> int:
+    """How many nodes a cone has that would reach through so many."""
+    steps = " ".join(f"a{n + 1} = Mul (a{n}, a{n})" for n in range(nodes))
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[B, 3] a0) => (float[B, 3] y) '
+    view = infer(ir.from_proto(parser.parse_model(f"{text} {{ {steps} y = Neg (a{nodes}) }}")))
+    order = {node: number for number, node in enumerate(view.nodes())}
+    (end,) = view.model.graph.outputs
+    return len(cone_of(view, order, end, lambda *_: False).nodes)
+
+
+def test_a_region_of_too_many_nodes_is_not_tested() -> None:
+    assert _ends(50) == 51
+    with pytest.raises(Unprovable, match="cannot be tested"):
+        _ends(200)

@@ -81,6 +81,17 @@ def test_what_fits_tensors_of_the_sizes_of_the_model_alone_is_tested_at_them() -
     assert prove(*models, Certificate()).passed
 
 
+def test_floats_that_are_computed_of_sizes_are_not_drawn() -> None:
+    """As the scales of a Resize, which may not be any numbers, however far they were computed."""
+    far = " ".join(f"r{n + 1} = Abs(r{n})" for n in range(20))
+    scales = f"sizes = Shape(x) f = Cast<to=1>(sizes) r0 = Div(f, f) {far} scales = Abs(r20)"
+    models = (
+        _graph(f"{scales} n = Neg(x) y = Resize(n, , scales)"),
+        _graph(f"{scales} r = Resize(x, , scales) y = Neg(r)"),
+    )
+    assert prove(*models, Certificate()).passed
+
+
 def test_the_reason_names_the_node_and_what_it_reads_that_has_changed() -> None:
     body = "m = MatMul(x, W) y = Exp(m)"
     before, after = (

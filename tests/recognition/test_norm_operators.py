@@ -150,6 +150,13 @@ def test_mean_variance_normalization_adds_epsilon_outside():
     assert error < FLOAT32_BOUND
 
 
+@pytest.mark.parametrize("dtype", ["FLOAT16", "DOUBLE"])
+@pytest.mark.parametrize("call", ["LpNormalization<axis=1>", "MeanVarianceNormalization<axes=[1]>"])
+def test_a_norm_computes_in_the_type_of_x(call: str, dtype: str) -> None:
+    site = only_site(model(f"y = {call}(x)", f"{dtype.lower()}[B,3,8] x"))
+    assert site.compute_dtype is ir.DataType[dtype]
+
+
 def test_group_normalization_has_scales_per_group_in_18_and_per_channel_in_21():
     for opset, length in ((18, 2), (21, 8)):
         proto = model(
@@ -193,6 +200,21 @@ def test_instance_normalization_is_refused_as_spatial():
     assert site.refusal is not None
     assert site.refusal.code is RefusalCode.SPATIAL_NORM
     assert error < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_groups_of_an_image_of_any_size_are_a_group_norm_of_it(groups: int) -> None:
+    ones, zeros = (",".join([number] * groups) for number in "10")
+    body = (
+        f"s = Constant<value_ints=[0,{groups},-1]>() t = Shape(x) r = Reshape(x, s) "
+        f"one = Constant<value=float[{groups}] {{{ones}}}>() "
+        f"zero = Constant<value=float[{groups}] {{{zeros}}}>() "
+        "i = InstanceNormalization(r, one, zero) n = Reshape(i, t) m = Mul(n, g) y = Add(m, b)"
+    )
+    site = only_site(model(body, "float[B,8,H,W] x, float[8,1,1] g, float[8,1,1] b"))
+    assert (site.kind, site.input.name, site.output.name) == (NormKind.GROUP_NORM, "x", "y")
+    assert site.refusal is not None
+    assert site.refusal.code is RefusalCode.SPATIAL_NORM
 
 
 def test_contrib_group_norm_has_its_channels_last():

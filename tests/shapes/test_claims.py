@@ -13,7 +13,8 @@ from onnxfold import model_io
 from onnxfold.api import inspect, optimize
 from onnxfold.graph.traversal import all_graphs
 from onnxfold.report.printed import print_norms
-from onnxfold.shapes.claims import check_claims
+from onnxfold.shapes import infer
+from onnxfold.shapes.claims import check_claims, size_names
 
 TESTS = Path(__file__).parents[1]
 _EXPORTS = sorted(path for path in TESTS.rglob("*.onnx") if "hostile" not in path.parts)
@@ -231,6 +232,17 @@ def test_a_size_of_an_input_keeps_the_name_that_inference_might_have_made_up() -
         ["unk__5", 4],
         ["A", 4],
     ]
+
+
+def test_sizes_have_the_names_that_the_model_has_and_no_others() -> None:
+    """How many numbers are not zero has a name that shape inference made up."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[B, 8] x) => (float[B, 8] y, int64 z) { y = Relu (x) found = NonZero (x)
+        z = ReduceSum <keepdims = 0> (found) }"""
+    view = infer(ir.from_proto(onnx.parser.parse_model(text)))
+    names = size_names(view)
+    assert names["y"] == ("B", None)
+    assert names["found"] == (None, None)
 
 
 def test_the_model_itself_is_left_as_it_is() -> None:

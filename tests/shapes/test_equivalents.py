@@ -86,6 +86,16 @@ def test_a_standard_operator_of_the_same_shape_stands_in(call, shape):
     assert shape_of(call) == shape
 
 
+def test_an_attention_of_four_axes_has_the_rows_of_its_queries():
+    assert shape_of("Attention(q, k, k)", opset=23) == ("B", 4, "T", 8)
+
+
+@pytest.mark.parametrize("operands", ["c, ids, s", "nibbles, ids"])
+def test_rows_of_a_table_that_is_no_constant_or_has_no_scale_are_not_known(operands):
+    call = f"com.microsoft.GatherBlockQuantized<block_size=16, quantize_axis=2>({operands})"
+    assert shape_of(call) is None
+
+
 @pytest.mark.parametrize("keys", ["x, x", ", "])
 def test_caches_of_grouped_attention_grow(keys):
     call = f"com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(x, {keys}, q, k)"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnxfold
 from onnxfold.errors import OnnxfoldError
+from onnxfold.shapes.row_wise import width_of_rows
 from tests.graphs import weights
 from tests.pairs import pairs
 from tests.sessions import outputs
@@ -106,3 +108,8 @@ def test_two_inputs_without_a_shape_are_not_taken_for_rows() -> None:
     assert onnxfold.inspect(model)["norms"][0]["reason"]["code"] == "dynamic_fiber"
     with pytest.raises(OnnxfoldError, match="has no shape in the model"):
         onnxfold.verify(model, model)
+    model.graph.node.pop(0)
+    model.graph.node[0].input[0] = "x"  # now each has rows of its own
+    model.graph.node.append(onnx.helper.make_node("Relu", ["z"], ["z1"]))
+    read = ir.from_proto(model)
+    assert width_of_rows(read, read.graph.inputs[0]) is None

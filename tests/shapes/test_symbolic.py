@@ -14,7 +14,7 @@ from onnx import parser
 
 from onnxfold.graph import ModelInfo
 from onnxfold.shapes import infer
-from onnxfold.shapes.named_sizes import SymbolicShape, fits, same_elements
+from onnxfold.shapes.named_sizes import Size, SymbolicShape, equal, fits, same_elements
 from onnxfold.shapes.symbolic import SymbolicShapes
 from tests.shapes.programs import RUNS, Program, sized
 
@@ -59,6 +59,17 @@ def test_shapes_of_as_many_elements_are_the_same_where_no_sizes_tell_them_apart(
     assert not same_elements(a, b) or alike
     if alike and possible and sum(x != y for x, y in zip(a, b, strict=True)) <= 1:
         assert same_elements(a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [("n", "n", True), ("n", "m", None), ("n", 4, None), ("n", -1, False), (4, 4, True),
+     (4, 3, False)],
+)  # fmt: skip
+def test_names_are_equal_to_themselves_and_to_no_negative_number(
+    a: Size, b: Size, expected: bool | None
+) -> None:
+    assert equal(a, b) is equal(b, a) is expected
 
 
 def test_of_shapes_without_elements_no_size_follows_from_the_others() -> None:

@@ -273,7 +273,7 @@ def with_new_biases(
     cost, shape = 0, view.shape(shifted.x) or ()
     for item, reader in zip(found, readers, strict=True):
         node = item.reader.node
-        if reader.biases or IGNORED.of(view)(node.outputs[0], item.absorbs.output):
+        if reader.biases or _is_ignored(view, node, item.absorbs):
             made.append(reader)
             continue
         place = _behind(view, node, item.absorbs, reader.outer)
@@ -293,6 +293,12 @@ def with_new_biases(
     spent, saved = (f"{picoseconds / 1e6:.4g} µs" for picoseconds in (cost, saving))
     sentence = f"an Add would cost {spent}, and the norm saves at most {saved} without beta"
     return _no_bias(without, f"has no bias input for beta: {sentence}")
+
+
+def _is_ignored(view: ModelInfo, node: ir.Node, absorbs: AbsorbingLayer) -> bool:
+    """Whether nothing sees W s, which experts add to no channel of their output."""
+    shifts = len(absorbs.output.digits) == len(absorbs.outer.digits)
+    return shifts and IGNORED.of(view)(node.outputs[0], absorbs.output)
 
 
 def _behind(

@@ -128,9 +128,10 @@ def _only_the_norm_reads(algebra: Algebra, t: ir.Value) -> bool:
 def _over_before(over: MomentAxes, whole: SymbolicShape, shape: SymbolicShape) -> MomentAxes | None:
     """Return the same elements in the coordinates of the tensor before its Reshape."""
     if over.fiber is None:
-        grouped = len(whole) == 3 and over.axes == (2,) and len(shape) > 2
-        groups, channels = whole[1], shape[1] if len(shape) > 1 else 0
-        if not grouped or not isinstance(groups, int) or not isinstance(channels, int):
+        if len(whole) != 3 or over.axes != (2,) or len(shape) <= 2:
+            return None
+        groups, channels = whole[1], shape[1]
+        if not isinstance(groups, int) or not isinstance(channels, int):
             return None
         if whole[0] != shape[0] or groups < 1 or channels % groups:
             return None

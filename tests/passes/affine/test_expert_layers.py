@@ -85,6 +85,10 @@ def test_a_weight_left_out_fails_the_proof() -> None:
 REFUSED = {
     "as the router": ("y = com.microsoft.MoE(w, n, A, a, B, b)", ""),
     "a weight that is an input": ("y = com.microsoft.MoE(n, p, V, a, B, b)", ROUTED),
+    "a bias that is an input, before a mean is subtracted": (
+        "m = com.microsoft.MoE(n, p, A, v, B, b) u = ReduceMean<axes=[-1]>(m) y = Sub(m, u)",
+        ROUTED,
+    ),
     "a weight of another layout": ("y = com.microsoft.MoE(n, p, B, , A)", ROUTED),
 }
 
@@ -95,7 +99,7 @@ def test_what_experts_cannot_take_stays(case: str) -> None:
     body = f"{NORM} {router} {text}"
     read = {token.strip("(),") for token in body.split()}
     made = {name: array for name, array in MADE.items() if name in read}
-    inputs = f"double[T,{D}] x, double[T,{D}] w, double[{E},{H},{D}] V"
+    inputs = f"double[T,{D}] x, double[T,{D}] w, double[{E},{H},{D}] V, double[{E},{H}] v"
     model = graph(body, inputs, "double[a,b] y", made, 17)
     assert fuse(model).moved == (0, 0)
 

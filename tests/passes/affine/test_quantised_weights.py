@@ -85,6 +85,35 @@ def test_beta_moves_and_gamma_stays(body: str, x: str) -> None:
     assert not fuse(fused.model).decision.fusions  # a second run
 
 
+@pytest.mark.parametrize("x", ["B,4", "5"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_beta_moves_past_codes_of_real_sizes(biased: bool, x: str) -> None:
+    """The test of a region alone does not show these."""
+    size, rng = 2048, np.random.default_rng(0)
+    layer = f"com.microsoft.MatMulNBits<K={size}, N={size}, bits=4, block_size=32>"
+    made = {
+        "gamma": rng.uniform(0.5, 1.5, size),
+        "beta": rng.standard_normal(size),
+        "codes": rng.integers(0, 256, (size, size // 32, 16), np.uint8),
+        "scales": rng.uniform(0.01, 0.1, (size, size // 32)),
+        "b": rng.standard_normal(size),
+    }
+    last = ", , , b) " if biased else ") y = Add(m, b)"
+    body = f"{NORM} {'y' if biased else 'm'} = {layer}(n, codes, scales{last}"
+    model = graph(body, f"double[{x},{size}] x", f"double[{x},{size}] y", made, opset=21)
+    fused = rightly(model, (0, 1))
+    assert fused.proof.shifted_biases == 1
+    assert not proved_with(model, fused, "b", 1e-3)
+
+
+@pytest.mark.parametrize("x", ["5", "T"])
+def test_beta_moves_into_the_bias_of_a_gemm(x: str) -> None:
+    model = _model("w = DequantizeLinear(q, one) y = Gemm(n, w, b)", x)
+    fused = rightly(model, (0, 1))
+    assert fused.proof.shifted_biases == 1
+    assert not proved_with(model, fused, "b")
+
+
 _BESIDE = "beside a weight of floats"
 
 

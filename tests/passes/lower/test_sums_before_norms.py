@@ -61,6 +61,18 @@ g ({kind}[2, 3, 4] x, {kind}[2, 3, 4] branch, {kind}[4] gamma, {kind}[4] beta)
 """
 
 
+@pytest.mark.prices
+@pytest.mark.parametrize(("shape", "sums"), [("[2, 3, 4]", 0), ("[64, 128, 64]", 1), ("", 0)])
+def test_an_addition_stays_if_it_is_small_or_its_rank_is_unknown(shape: str, sums: int) -> None:
+    """Of 24 elements a second operator costs more than the slow one; SkipLayerNorm has 3 axes."""
+    text = NORM_OF_A_SUM.format(kind="float").replace("[2, 3, 4]", shape).replace("[4]", "[D]")
+    proto = parser.parse_model(text)
+    for value in (*proto.graph.input[:2], *proto.graph.output):
+        if not shape:
+            value.type.tensor_type.ClearField("shape")
+    assert len(fused_additions(infer(ir.from_proto(proto)))) == sums
+
+
 @pytest.mark.parametrize(("kind", "sums"), [("float", 1), ("float16", 0)])
 def test_an_addition_in_float16_stays_for_a_session_has_no_such_sum(
     kind: str, sums: int, tmp_path: Path
