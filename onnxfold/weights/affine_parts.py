@@ -40,9 +40,9 @@ class Weight(Protocol):
 def weighted_sum(
     W: Weight, shape: tuple[int, ...], s: Float64, inner: Channels, outer: Channels
 ) -> Float64:
-    """Return W s: the sum of W * s over all axes except ``outer``, in the order of outer.
+    """Return W s: the sum of W * s over all indices except those of ``outer``, in their order.
 
-    W: ``shape``; ``inner``: the channels of s in W; ``outer``: axes of W as a whole.
+    W: ``shape``; ``inner``: the channels of s in W; ``outer``: other indices of W, or of both.
     """
     weights = np.broadcast_to(inner.spread(s, shape), _where(shape, inner))
     kept = outer.axes

@@ -105,6 +105,22 @@ def test_weighted_sums_are_those_of_numpy(seed: int, monkeypatch: pytest.MonkeyP
     assert np.allclose(got, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_weighted_sums_over_a_part_of_an_axis_are_those_of_numpy(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "_CHUNK_ELEMENTS", 8)
+    rng = np.random.default_rng(seed)
+    groups, inside, out, taps = (int(n) for n in rng.integers(2, 5, size=4))
+    W, s = rng.standard_normal((groups * inside, out, taps)), rng.standard_normal(groups * inside)
+    outer = Channels((AxisBlock(0, inside, groups, 1), AxisBlock(1, 1, out, 1)))
+    inner = Channels.along([(0, groups * inside)])
+    got = weighted_sum(evaluated(ir.Tensor(W)), W.shape, s, inner, outer)
+    parts = W.reshape(groups, inside, out, taps), s.reshape(groups, inside)
+    expected = np.einsum("gcot,gc->go", *parts).reshape(-1)
+    assert np.allclose(got, expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_channels_follow_random_layouts_as_the_numbers_do(seed: int) -> None:
     """A diagonal before random reshapes and transpositions is the same diagonal after them."""

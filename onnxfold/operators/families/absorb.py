@@ -1,10 +1,11 @@
 """Linear readers: W (g * x + s) = (W diag(g)) x + W s, from the map of a layer (maps.py)."""
 
 from dataclasses import dataclass
+from math import prod
 
 import onnx_ir as ir
 
-from onnxfold.graph import Dim, ModelInfo, Shape
+from onnxfold.graph import AxisBlock, Dim, ModelInfo, Shape
 from onnxfold.graph.channels import Channels
 from onnxfold.graph.operands import operand
 from onnxfold.operators.families.linear import without_map
@@ -147,17 +148,23 @@ def _labels(axes: Axes) -> set[str]:
 
 
 def _outer(shape: Shape | None, known: IndexMap, w: Axes) -> Channels | None:
-    """Return the axes of W that the output or the bias has, or None if a size is unknown."""
+    """Return the indices of W that the output or the bias has, or None if a size is unknown."""
     kept = _labels((*known.output, *(known.bias or ())))
-    sizes = {axis: (shape or ())[axis] for axis, names in enumerate(w) if kept & {*names}}
-    whole = {axis: size for axis, size in sizes.items() if isinstance(size, int)}
-    return Channels.along(whole.items()) if len(whole) == len(sizes) else None
+    digits: list[AxisBlock] = []
+    for axis, names in enumerate(w):
+        size = (shape or ())[axis] if kept & {*names} else 1
+        if not isinstance(size, int):
+            return None
+        sizes = [known.sizes[name] for name in names] if len(names) > 1 else [size]
+        for place, name in enumerate(names):
+            if name in kept:
+                inner, outer = prod(sizes[place + 1 :]), prod(sizes[:place])
+                digits.append(AxisBlock(axis, inner, sizes[place], outer))
+    return Channels.of(digits)
 
 
 def _never_shifts(known: IndexMap, x: Axes, w: Axes, layer: Layer | None) -> str | None:
     """Explain why W s is not one number per output channel, for all layers of this map."""
-    if layer is Layer.TRANSPOSED_CONVOLUTION:
-        return "may add up other positions of its kernel at each place"
     if layer not in _PRODUCTS:
         return None
     outside, inside, weight = map(_labels, (known.output, x, w))
@@ -194,9 +201,20 @@ def _no_bias_here(view: ModelInfo, node: ir.Node, index: int) -> str | None:
     if layer is Layer.DEFORMABLE_CONVOLUTION:
         return "moves its positions, also to where zeros are, which have no shift"
     x, w = (view.shape(node.inputs[i]) for i in (0, 1))
+    if layer is Layer.TRANSPOSED_CONVOLUTION and (w is None or not _has_one_tap(node, w[2:])):
+        return "adds up other positions of its kernel at each place"
     if layer is Layer.CONVOLUTION and (x is None or w is None or _conv_pads(node, x[2:], w[2:])):
         return "pads with zeros, which have no shift"
     return None
+
+
+def _has_one_tap(node: ir.Node, kernel: Shape) -> bool:
+    """Whether a transposed convolution reads the one position below each of its results."""
+    spreads = any(step != 1 for step in node.attributes.get_ints("strides", ()) or ())
+    names = ("pads", "output_padding", "output_shape")
+    more = any(any(node.attributes.get_ints(name, ()) or ()) for name in names)
+    alone = node.attributes.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return alone and not spreads and not more and all(taps == 1 for taps in kernel)
 
 
 def _conv_pads(node: ir.Node, spatial: Shape, kernel: Shape) -> bool:

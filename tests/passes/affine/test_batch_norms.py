@@ -24,7 +24,7 @@ _BN = f"r = Relu(x) n = {_NORM}(r, s, b, m, v) "
 _OF_ROWS = "n6 = Relu(r6) "
 _SHAPES = {
     "s": (6,), "b": (6,), "m": (6,), "W": (6, 5), "W2": (6, 5), "K": (5, 6, 1), "K3": (5, 6, 3),
-    "D": (6, 1, 1), "T": (6, 5, 1), "c": (5,), "c6": (6,), "R": (1, 3, 6),
+    "D": (6, 1, 1), "T": (6, 5, 1), "c": (5,), "c6": (6,), "c10": (10,), "R": (1, 3, 6),
     "H": (1, 3, 3), "q": (1, 6), "S": (6, 6),
 }  # fmt: skip
 # Of x: [B, 6] or, where a convolution reads it, [B, 6, 4].
@@ -40,6 +40,7 @@ MOVES = {
     "a convolution without a bias": _BN + "y = Conv(n, K)",
     "a wide convolution": _BN + "y = Conv(n, K3, c)",
     "channels by themselves": _BN + "y = Conv<group=6>(n, D, c6)",
+    "one position of a transposed convolution": _BN + "y = ConvTranspose<group=2>(n, T, c10)",
     "after a layout": _BN + "t = Transpose<perm=[0, 2, 1]>(n) p = MatMul(t, W) y = Add(p, c)",
     "a recurrent layer": _BN + "t = Transpose<perm=[2, 0, 1]>(n) "
     "y = RNN<hidden_size=3>(t, R, H, q)",
