@@ -117,17 +117,7 @@ class ZeroMeans:
             return
         for region, choice in self._trials(list(self._regions(value, depths)), fiber):
             if self._tester.zero_mean(with_zeros(region, choice), fiber):
-                least = self._least(region, choice, fiber)
-                yield tuple((leaf.v, zero) for leaf, zero in least if leaf.v is not None)
-
-    def _least(self, region: Region, choice: _Choice, fiber: Fiber) -> _Choice:
-        """Remove from a choice what the mean does not depend on, unless it is stored."""
-        for place in reversed(choice if len(choice) > 1 else []):
-            fewer = [other for other in choice if other is not place]
-            if not self._is_stored(place[0]) and fewer:
-                shown = self._tester.zero_mean(with_zeros(region, fewer), fiber)
-                choice = fewer if shown else choice
-        return choice
+                yield tuple((leaf.v, zero) for leaf, zero in choice if leaf.v is not None)
 
     def _regions(self, value: ir.Value, depths: Iterable[int]) -> Iterator[Region]:
         for depth in depths:
