@@ -65,7 +65,7 @@ test: $(VENV)/.test
 	@$(BIN)/python -m pytest -q -n 2 -rs
 
 soundness: $(VENV)/.test
-	@$(BIN)/python -m pytest -q -rs -m 'campaign and not slow'
+	@$(BIN)/python -m pytest -q -n 2 -rs -m 'campaign and not slow'
 
 test-slow: $(VENV)/.slow
 	@$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'

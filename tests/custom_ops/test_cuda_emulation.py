@@ -16,6 +16,7 @@ from tests.custom_ops.cuda_kernels import Arguments, HostMemory, Kernels, Plan
 from tests.custom_ops.cuda_list import CHECKS, LENGTHS, Check, row_boundaries
 from tests.custom_ops.emulated import build_emulation
 
+pytestmark = pytest.mark.campaign  # the compiler takes half a minute
 H100 = 132  # multiprocessors
 BASE = 1 << 20  # an aligned address
 # By vectors of a thread that shares a block's row, and whether they are shifted (plan.h).

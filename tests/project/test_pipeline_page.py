@@ -57,6 +57,7 @@ def test_the_recommended_order_keeps_fusions_and_folds_every_norm(folder: Path) 
     assert int8["MatMulInteger"] == products
 
 
+@pytest.mark.campaign
 def test_the_quantised_file_classifies_as_the_export_does(folder: Path) -> None:
     heldout = np.load(DIGITS / "heldout.npz")
     images = heldout["images"].astype(np.float32)

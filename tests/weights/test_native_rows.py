@@ -204,6 +204,7 @@ def _of_columns(edit: Scale | Shift, W: Array) -> bool:
     return edit.channels == Channels.along([(1, W.shape[1])])
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(
     os.environ.get("ONNXFOLD_ISA") is not None, reason="is the run for one instruction set"
 )
