@@ -208,9 +208,9 @@ class Neighbourhood:
     def _read_by_one(
         self, first: tuple[ir.Value, Cone], second: tuple[ir.Value, Cone]
     ) -> ir.Value | None:
-        """Return what the value of one cone depends on, and that of the other cannot, or None.
+        """Return a leaf on which the value of one cone depends, and the other's cannot, or None.
 
-        A test draws it for one model alone, which costs much where the cones are large.
+        A test would draw it for one model alone, and fail after much work on large cones.
         """
         (u, old), (v, new) = first, second
         originals = self._match.originals
@@ -313,8 +313,8 @@ class Neighbourhood:
 def _depends(value: ir.Value, cone: Cone, leaf: ir.Value) -> bool:
     """Whether the value of a cone depends on a leaf's numbers, as far as its nodes can say.
 
-    A first output is taken to depend on all inputs: the keys that an attention hands on need no
-    query.
+    A first output is taken to depend on all inputs, a further one on none: the keys that an
+    attention hands on need no query.
     """
     found = {leaf}
     for node in cone.nodes:
