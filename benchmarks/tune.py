@@ -221,8 +221,8 @@ def against_best(
     `tune` times most candidates for a moment and a few at length; here all that are right take
     turns at length, in one process, by the processor time of one thread. Where memory does not
     hold a session of each, they race in groups with the winner, and the fastest of each after
-    that. The winner and the best then race twice in new sessions, each once opened first: equal
-    files differ by where their weights lie in memory.
+    that. The winner and the best then race twice in new sessions, each once opened first, so
+    that neither gains by its turn or its place in memory.
     """
     entrants = [c for c in result.candidates if c.status is Status.RIGHT or not c.chain]
     files = [_file(result, each, source, kept) for each in entrants]
