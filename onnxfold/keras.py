@@ -1,7 +1,7 @@
 """Training with centered weights in Keras 3; importing this needs the extra ``onnxfold[keras]``.
 
 As in ``onnxfold.torch``: W is trained, the layer computes with V = W - mean of W over the outputs,
-and RMSNorm behind it computes what LayerNorm computed, with the same gradients, on any backend.
+and RMSNorm after it computes what LayerNorm computed, with the same gradients, on any backend.
 
 Source: "Enjoy your Layer Normalization ...", section 3.2 and Proposition 2.
 """
@@ -18,7 +18,7 @@ from keras import ops
 
 
 class KerasCentred(keras.layers.Layer):
-    """A layer whose weights lose their mean over the last axis, which is that of the outputs."""
+    """A layer that computes with its weights less their mean over the last axis, its outputs."""
 
     def __init__(self, layer: keras.layers.Layer, **kwargs: Any):
         super().__init__(**kwargs)

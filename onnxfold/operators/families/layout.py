@@ -1,8 +1,8 @@
 """Layout operators: they move, copy or drop elements; the fiber is followed exactly.
 
 All of them are linear and act alike on every element of a set, so P commutes with them as long as
-each set of the output's fiber is the image of one set of the input's.  Which axes of the output are
-axes of the input, or which an operator works along, is what most of them tell (maps.py).
+each set of the output's fiber is the image of one set of the input's. For most of them maps.py has
+the axes that input and output share, and the axes along which the operator works.
 """
 
 from collections.abc import Mapping

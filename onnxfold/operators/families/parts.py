@@ -142,7 +142,7 @@ def _in_part(view: ModelInfo, node: ir.Node, block: AxisBlock) -> AxisBlock | No
 
 
 def part_along(view: ModelInfo, node: ir.Node, axis: int) -> tuple[int, int, int] | None:
-    """Return where a Slice with step 1 starts and ends on an axis of which size, or None."""
+    """Return the start and end of a Slice with step 1, and the size of the axis, or None."""
     whole, size = view.dim(node.inputs[0], axis), view.dim(node.outputs[0], axis)
     axes = sliced_axes(view, node)
     if len(node.inputs) > 1:

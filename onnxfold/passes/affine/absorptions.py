@@ -265,7 +265,7 @@ def with_new_biases(
 ) -> list[Absorption] | Refusal:
     """Add a bias after readers without one if that costs less than the shift does now.
 
-    Readers whose own shift nothing sees, as that of keys, need none.
+    Readers whose shift changes no result, such as keys, need none.
     ``addition``: the cost of a new Add, for the tensor to which it is added.
     """
     made: list[Absorption] = []

@@ -245,7 +245,7 @@ def _store(view: ModelInfo, weight: ir.Value | None, shared: Set[str | None]) ->
 def _stored_parts(
     view: ModelInfo, weight: ir.Value, *, whole: bool = False
 ) -> dict[ir.Value, _Index]:
-    """Return the parts of a weight that may be stored instead of it, or beside the ``whole``."""
+    """Return the parts of a weight to store in its place, or beside it if ``whole``."""
     tensor = view.tensor(weight)
     if tensor is None or tensor.dtype not in FLOATS or weight.is_graph_output():
         return {}

@@ -151,8 +151,8 @@ def writer_of(
 ) -> LinearWriter | Refusal:
     """Return the linear layer that computes the operator's input, through unshared values.
 
-    ``passed`` are the results of channel operators that are absorbed as well, each with the value
-    before them all; ``norms``, by their results, those of one operator; ``varied``: operands to
+    ``passed``: the results of channel operators that are absorbed as well, each with the value
+    before them all; ``norms``: norms of one operator, by their results; ``varied``: operands to
     which channel operators that are absorbed as well give different numbers.
     """
     value, channels = op.node.inputs[op.index], op.channels

@@ -14,6 +14,7 @@ import pytest
 
 from onnxfold.check.reference import Array, Precision, check_supported, run
 from onnxfold.check.reference.kernel import UnsupportedOperator, is_floating
+from tests.graphs import graph
 
 # Drawn at random, or answered in sequences and optionals, which no model output here can be.
 _LEFT_OUT = ("bernoulli", "training_dropout", "sequence", "optional", "loop16_seq", "if_opt")
@@ -130,3 +131,12 @@ def test_no_float32_hides_inside_a_float64_run(name: str) -> None:
     after = next(iter(run(model, moved, precision=Precision.FLOAT64).values()))
     change = np.abs(after - before).max() / np.abs(before).max()
     assert 2.0**-46 < change < 2.0**-30
+
+
+@pytest.mark.parametrize("inputs", ["x, , R", "x, W", "x"])
+def test_a_recurrent_operator_without_its_weights_is_refused(inputs: str) -> None:
+    constants = {"W": np.ones((1, 4, 3)), "R": np.ones((1, 4, 4))}
+    body = f"y = RNN<hidden_size=4>({inputs})"
+    made = graph(body, "double[2,1,3] x", "double[2,1,1,4] y", constants)
+    with pytest.raises(UnsupportedOperator, match="a missing input"):
+        run(made, {"x": np.ones((2, 1, 3))}, precision=Precision.FLOAT64)

@@ -104,16 +104,12 @@ def _activations(call: Call, default: tuple[str, ...], directions: int) -> list[
 
 
 def _recurrent(
-    call: Call,
-    step: Step,
-    default: tuple[str, ...],
-    x: Array,
-    w: Array,
-    r: Array,
-    *others: Array | None,
+    call: Call, step: Step, default: tuple[str, ...], inputs: tuple[Array | None, ...]
 ) -> tuple[Array, Array, Array]:
-    padded: list[Array | None] = [*others, *(None for _ in range(5 - len(others)))]
-    b, lengths, h0, c0, p = padded
+    padded: list[Array | None] = [*inputs, *(None for _ in range(8 - len(inputs)))]
+    x, w, r, b, lengths, h0, c0, p = padded
+    if x is None or w is None or r is None:
+        raise call.unsupported("a missing input")
     batch_first = bool(call.integer("layout", 0))
     if batch_first:
         x = x.swapaxes(0, 1)
@@ -148,15 +144,15 @@ def _recurrent(
 
 
 @kernel("RNN")
-def rnn(call: Call, x: Array, w: Array, r: Array, *others: Array | None) -> tuple[Array, ...]:
-    return _recurrent(call, _rnn_step, ("tanh",), x, w, r, *others)[:2]
+def rnn(call: Call, *inputs: Array | None) -> tuple[Array, ...]:
+    return _recurrent(call, _rnn_step, ("tanh",), inputs)[:2]
 
 
 @kernel("GRU")
-def gru(call: Call, x: Array, w: Array, r: Array, *others: Array | None) -> tuple[Array, ...]:
-    return _recurrent(call, _gru_step, ("sigmoid", "tanh"), x, w, r, *others)[:2]
+def gru(call: Call, *inputs: Array | None) -> tuple[Array, ...]:
+    return _recurrent(call, _gru_step, ("sigmoid", "tanh"), inputs)[:2]
 
 
 @kernel("LSTM")
-def lstm(call: Call, x: Array, w: Array, r: Array, *others: Array | None) -> tuple[Array, ...]:
-    return _recurrent(call, _lstm_step, ("sigmoid", "tanh", "tanh"), x, w, r, *others)
+def lstm(call: Call, *inputs: Array | None) -> tuple[Array, ...]:
+    return _recurrent(call, _lstm_step, ("sigmoid", "tanh", "tanh"), inputs)
